@@ -1,0 +1,58 @@
+"""The look of every figure, and how one is saved: colour-blind safe, readable in a column and in greyscale."""
+
+import os
+from pathlib import Path
+
+import matplotlib
+
+# Okabe and Ito's eight colours, told apart by every kind of colour vision; vermillion and blue come first since they
+# also differ in greyscale.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+SEQUENTIAL = "viridis"
+DIVERGING = "RdBu_r"
+
+# Widths in inches of one and two columns of a journal page.
+COLUMN = 3.5
+PAGE = 7.2
+
+STYLE = {
+    "font.size": 8,
+    "axes.titlesize": 9,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.prop_cycle": matplotlib.cycler(color=PALETTE[:7]),
+    "lines.linewidth": 1.4,
+    "figure.constrained_layout.use": True,
+    "savefig.dpi": 200,
+    # Text stays text in PDF, so that a journal's editor can change it.
+    "pdf.fonttype": 42,
+}
+
+
+def style():
+    """Return a context manager in which matplotlib draws in this project's style."""
+    return matplotlib.rc_context(STYLE)
+
+
+def save_figure(figure, stem: str | os.PathLike) -> tuple[Path, Path]:
+    """Write STEM.png and STEM.pdf, each whole or not at all, and return both paths."""
+    stem = Path(stem)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for kind in ("png", "pdf"):
+        path = stem.with_name(f"{stem.name}.{kind}")
+        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        try:
+            # Dates would make the same figure differ from run to run.
+            metadata = {"CreationDate": None} if kind == "pdf" else {}
+            figure.savefig(partial, format=kind, metadata=metadata)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+        paths.append(path)
+    return paths[0], paths[1]

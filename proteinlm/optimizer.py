@@ -1,0 +1,46 @@
+"""The optimizer: clipping, Adam, decoupled weight decay and a learning-rate schedule, as one optax chain."""
+
+import jax
+import optax
+
+from proteinlm.config import OptimizerConfig
+
+_NOT_DECAYED = ("bias", "scale")
+
+
+def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+    """Return step -> learning rate: linear warm-up from 0, then constant, linear or cosine decay to the last step."""
+    decay_steps = max(num_steps - config.warmup_steps, 1)
+    end = config.learning_rate * config.final_fraction
+    after = {
+        "constant": optax.constant_schedule(config.learning_rate),
+        "linear": optax.linear_schedule(config.learning_rate, end, decay_steps),
+        "cosine": optax.cosine_decay_schedule(config.learning_rate, decay_steps, config.final_fraction),
+    }[config.schedule]
+    if not config.warmup_steps:
+        return after
+    warmup = optax.linear_schedule(0.0, config.learning_rate, config.warmup_steps)
+    return optax.join_schedules([warmup, after], [config.warmup_steps])
+
+
+def is_decayed(parameters) -> object:
+    """Return a tree of bools: True where weight decay acts (matrices, embeddings), False for biases and scales."""
+
+    def decayed(path, _leaf):
+        names = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
+        return not any(name in _NOT_DECAYED for name in names)
+
+    return jax.tree_util.tree_map_with_path(decayed, parameters)
+
+
+def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
+    """Return AdamW after clipping by global norm (Performer paper, protein appendix, with its defaults)."""
+    adamw = optax.adamw(
+        learning_rate_schedule(config, num_steps),
+        b1=config.b1,
+        b2=config.b2,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        mask=is_decayed,
+    )
+    return optax.chain(optax.clip_by_global_norm(config.clip), adamw) if config.clip else adamw
