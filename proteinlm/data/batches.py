@@ -1,0 +1,266 @@
+"""Token batches from a dataset: single sequences or concatenated windows, for training and for evaluation.
+
+Everything rests on a plan (plans.py). The lengths of a split are known (four bytes a sequence), so which
+examples make up batch number `step` is a pure function of (dataset, config, step), for all processes
+together; each process then reads its own rows. Nothing is lost or repeated when a run resumes, be it with
+another number of processes or threads, and every process sees the same padded length at the same step. Grain
+reads ahead with threads and keeps the position.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from proteinlm.data.plans import Batch, Plan, Proteins, Singles, Windows
+from proteinlm.errors import InputError
+
+__all__ = ["Batch", "BatchesConfig", "Proteins", "TrainBatches", "batch_shapes", "evaluation_batches"]
+
+
+@dataclass(frozen=True)
+class BatchesConfig:
+    """How sequences become batches.
+
+    Attributes:
+        form: "single" (a row is one sequence, clipped to `length`) or "concat" (a row is a window of `length`
+            tokens of all sequences one after another, <eos> after each).
+        length: L, tokens of the longest row. A sequence of n residues is n residues and <eos> if n < L, else
+            its first L residues and no <eos>.
+        batch_size: B, rows of all processes together.
+        buckets: single only: padded lengths, ascending, the last one `length`; a batch is padded to the
+            smallest that holds its longest row. () means `length` alone.
+        seed: of the order of the training examples.
+        num_threads: threads that read ahead in each process; 0 reads when asked.
+    """
+
+    form: Literal["single", "concat"] = "single"
+    length: int = 1024
+    batch_size: int = 8
+    buckets: tuple[int, ...] = ()
+    seed: int = 0
+    num_threads: int = 2
+
+    def __post_init__(self):
+        if self.form not in ("single", "concat"):
+            raise InputError(f"batches.form is {self.form!r}; it must be 'single' or 'concat'.")
+        for name, least in (("length", 2), ("batch_size", 1), ("seed", 0), ("num_threads", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"batches.{name} is {getattr(self, name)}; it must be at least {least}.")
+        if self.form == "concat" and self.padded_lengths != (self.length,):
+            raise InputError(
+                f"batches.buckets is {self.buckets}, but windows of form 'concat' are all batches.length "
+                f"({self.length}) tokens long: leave buckets empty."
+            )
+        ascending = all(a < b for a, b in zip((0, *self.buckets), self.buckets, strict=False))
+        if not ascending or self.padded_lengths[-1] != self.length:
+            raise InputError(
+                f"batches.buckets is {self.buckets}; it must ascend and end with length, {self.length}."
+            )
+
+    @property
+    def padded_lengths(self) -> tuple[int, ...]:
+        """The lengths a batch can have, ascending."""
+        return tuple(self.buckets) or (self.length,)
+
+
+def batch_shapes(config: BatchesConfig) -> list[tuple[int, int]]:
+    """Return every (rows, tokens) that a batch of all processes together can have, shortest first."""
+    return [(config.batch_size, length) for length in config.padded_lengths]
+
+
+class TrainBatches:
+    """An endless iterator of training batches, one process's rows of each.
+
+    Batch `step` belongs to epoch step // batches_per_epoch. Every epoch is a new shuffle of the whole split,
+    by (seed, epoch); what does not fill its last batch (and, for concat, its last window) is dropped, and the
+    next epoch drops something else.
+
+    The bits come from NumPy's SeedSequence and Philox, which are fixed for ever; the permutation made of them
+    is fixed for one version of NumPy.
+
+    Args:
+        dataset: a `ProteinDataset`.
+        config: what batches look like.
+        split: the split to train on.
+        process_index: p; this process has the rows [p B/P, (p + 1) B/P) of every batch.
+        process_count: P.
+
+    Raises:
+        InputError: the split is unknown, empty or too small for one batch, or P does not divide B.
+    """
+
+    def __init__(
+        self,
+        dataset: Proteins,
+        config: BatchesConfig,
+        *,
+        split: str = "train",
+        process_index: int = 0,
+        process_count: int = 1,
+    ):
+        self._rows = _own_rows(config, process_index, process_count)
+        if not _count(dataset, split):
+            raise InputError(f"the split {split!r} is empty: there is nothing to train on.")
+        self._examples = _examples(dataset, config, split)
+        self.batches_per_epoch = self._examples.count // config.batch_size
+        """Steps of an epoch."""
+        if not self.batches_per_epoch:
+            what = "sequences" if config.form == "single" else f"windows of {config.length} tokens"
+            raise InputError(
+                f"the split {split!r} has {self._examples.count} {what}, not enough for one batch of "
+                f"{config.batch_size}: lower batches.batch_size or train on more proteins."
+            )
+        self._seed = config.seed
+        self._plans: dict[int, Plan] = {}
+        self._lock = threading.Lock()
+        self._identity = {
+            "dataset": dataset.fingerprint,
+            "split": split,
+            **{name: value for name, value in asdict(config).items() if name != "num_threads"},
+            "buckets": list(config.padded_lengths),
+        }
+        self._iterator = _read_ahead(_Source(sys.maxsize, self.batch), config.num_threads)
+
+    def batch(self, step: int) -> Batch:
+        """Return this process's rows of batch number `step` (from 0), wherever the iterator stands."""
+        epoch, place = divmod(step, self.batches_per_epoch)
+        plan = self._plan(epoch)
+        return plan.read(plan.table[place], self._rows)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return next(self._iterator)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the position in JSON's types: the number of the next batch, and in which plan."""
+        return {"step": self._iterator.get_state()["next_index"], "plan": dict(self._identity)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go to a position of `get_state`.
+
+        Raises:
+            InputError: the position is in another plan (another dataset, length, batch size, seed, ...),
+                where the same number means another batch.
+        """
+        for name, value in self._identity.items():
+            if state["plan"][name] != value:
+                raise InputError(
+                    f"the saved position belongs to {name} {state['plan'][name]!r}, now it is {value!r}: "
+                    "resume with the same dataset and batches, or start a new run."
+                )
+        self._iterator.set_state({"next_index": int(state["step"])})
+
+    def close(self) -> None:
+        """Stop the threads that read ahead."""
+        self._iterator.close()
+
+    def _plan(self, epoch: int) -> Plan:
+        # Under the lock, so that threads which need the same epoch wait for its plan instead of making it
+        # again.
+        with self._lock:
+            if epoch not in self._plans:
+                # Reading ahead crosses from one epoch to the next: these two are kept, older ones are not.
+                self._plans = {kept: plan for kept, plan in self._plans.items() if kept == epoch - 1}
+                generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([self._seed, epoch])))
+                self._plans[epoch] = self._examples.shuffled(generator)
+            return self._plans[epoch]
+
+
+def evaluation_batches(
+    dataset: Proteins,
+    config: BatchesConfig,
+    split: str,
+    *,
+    limit: int | None = None,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> Iterator[Batch]:
+    """Yield every example of a split once, in a fixed order; "rows" is its number, -1 on filler rows (all
+    pads).
+
+    Single sequences come shortest first, those of one length in dataset order, so that there is little
+    padding; windows come in the order of the stream, the last one padded. Every shape is one of
+    `batch_shapes` (its rows divided by the number of processes): the last batch of each is filled up, not
+    shortened.
+
+    Args:
+        dataset: a `ProteinDataset`.
+        config: what batches look like; the seed is not used.
+        split: an empty one yields nothing.
+        limit: only the first so many examples in dataset order. That is the order of the digests, so they are
+            a random sample, the same each time; the first batches of a whole split would be its shortest
+            sequences.
+        process_index: as for `TrainBatches`; all processes yield as many batches, of the same shapes.
+        process_count: likewise.
+
+    Raises:
+        InputError: the split is unknown, or process_count does not divide batch_size.
+    """
+    own = _own_rows(config, process_index, process_count)
+    if not _count(dataset, split) or limit == 0:
+        return iter(())
+    plan = _examples(dataset, config, split).in_order(limit)
+
+    def read(step: int) -> Batch:
+        return {**plan.read(plan.table[step], own), "rows": plan.table[step][own]}
+
+    def batches() -> Iterator[Batch]:
+        iterator = _read_ahead(_Source(len(plan.table), read), config.num_threads)
+        try:
+            yield from iterator
+        finally:
+            iterator.close()
+
+    return batches()
+
+
+def _examples(dataset: Proteins, config: BatchesConfig, split: str) -> Singles | Windows:
+    if config.form == "single":
+        return Singles(dataset, split, config.length, config.batch_size, config.padded_lengths)
+    return Windows(dataset, split, config.length, config.batch_size)
+
+
+def _count(dataset: Proteins, split: str) -> int:
+    if split not in dataset.counts:
+        raise InputError(f"the dataset has no split {split!r}; it has {', '.join(dataset.counts)}.")
+    return dataset.counts[split]
+
+
+def _own_rows(config: BatchesConfig, process_index: int, process_count: int) -> slice:
+    if not 0 <= process_index < process_count:
+        raise ValueError(f"process_index is {process_index}; it must be at least 0 and below {process_count}")
+    rows, rest = divmod(config.batch_size, process_count)
+    if rest:
+        raise InputError(
+            f"batches.batch_size is {config.batch_size}, which {process_count} processes cannot share: "
+            "make it a multiple of their number."
+        )
+    return slice(process_index * rows, (process_index + 1) * rows)
+
+
+class _Source:
+    """Batches by number, as Grain wants them."""
+
+    def __init__(self, length: int, read: Callable[[int], Batch]):
+        self._length, self._read = length, read
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Batch:
+        return self._read(int(index))
+
+
+def _read_ahead(source: _Source, num_threads: int) -> Any:
+    """Return Grain's iterator over a source: threads read ahead, the order stays."""
+    # Grain takes seconds to import, and a config needs nothing of it.
+    import grain
+
+    options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=2 * num_threads)
+    return iter(grain.MapDataset.source(source).to_iter_dataset(options))

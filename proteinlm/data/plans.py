@@ -1,0 +1,225 @@
+"""Which examples make up which batch, and how they are read: for single sequences and for concatenated
+windows.
+
+An example is a sequence, or a window of the stream of sequences; it has a number. A plan is a table of these
+numbers, a row for each batch of all processes together. B = batch_size, L = length.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from proteinlm.data import alphabet
+from proteinlm.errors import InputError
+
+Batch: TypeAlias = dict[str, np.ndarray]
+"""tokens uint8 [b, l], right padded with 0; keys uint32 [b, 2]; in evaluation rows int32 [b], -1: filler."""
+
+# Sequences of like length share a batch. They are sorted inside pools of this many batches, not over the
+# whole epoch: padding is nearly as low, and what meets what in a batch still changes from epoch to epoch.
+POOL = 64
+
+
+class Proteins(Protocol):
+    """What batches ask of a dataset; `ProteinDataset` is one. Threads call `sequences` at the same time."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Number of sequences of each split."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that identifies the contents."""
+        ...
+
+    def lengths(self, split: str) -> np.ndarray:
+        """Return int32 [n], the residues of each sequence in dataset order."""
+        ...
+
+    def sequences(self, split: str, indices: np.ndarray) -> list[bytes]:
+        """Return canonical letters of the sequences at these places of dataset order."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Batches of examples.
+
+    Attributes:
+        table: int32 [number of batches, B], examples by number, -1 for a filler row.
+        read: takes a row of the table and the slice of it that this process reads; returns that part of the
+            batch.
+    """
+
+    table: np.ndarray
+    read: Callable[[np.ndarray, slice], Batch]
+
+
+class Singles:
+    """The sequences of a split as examples; number i is the i-th in dataset order.
+
+    Args:
+        dataset: where sequences come from.
+        split: its name.
+        length: L; a sequence of n residues is n tokens and <eos> if n < L, else its first L residues.
+        batch_size: B.
+        padded_lengths: ascending, the last one L; a batch has the smallest that holds its longest row.
+    """
+
+    def __init__(
+        self, dataset: Proteins, split: str, length: int, batch_size: int, padded_lengths: tuple[int, ...]
+    ):
+        self._dataset, self._split, self._length, self._batch_size = dataset, split, length, batch_size
+        self._residues = dataset.lengths(split)
+        self._tokens = np.minimum(self._residues + 1, length)
+        self._padded = np.asarray(padded_lengths)
+        self.count = len(self._residues)
+
+    def shuffled(self, generator: np.random.Generator) -> Plan:
+        """Return a training epoch: all sequences in a new order, less what does not fill the last batch."""
+        size = self._batch_size
+        order = generator.permutation(_numbers(self.count))[: self.count // size * size]
+        table = order.reshape(-1, size)
+        if len(self._padded) > 1:  # With one padded length there is nothing to win, and any two may meet.
+            for start in range(0, len(table), POOL):
+                pool = table[start : start + POOL].reshape(-1)
+                pool = pool[np.argsort(self._tokens[pool], kind="stable")].reshape(-1, size)
+                table[start : start + POOL] = pool[generator.permutation(len(pool))]
+        return Plan(table, self._read)
+
+    def in_order(self, limit: int | None = None) -> Plan:
+        """Return the first `limit` sequences, shortest first, fillers at the end of each padded length."""
+        tokens = self._tokens[:limit]
+        order = _numbers(len(tokens))[np.argsort(tokens, kind="stable")]
+        bucket = np.searchsorted(self._padded, tokens[order])
+        tables = [_filled(order[bucket == b], self._batch_size) for b in range(len(self._padded))]
+        return Plan(np.concatenate(tables), self._read)
+
+    def _read(self, examples: np.ndarray, rows: slice) -> Batch:
+        # The whole batch decides the padded length, so that processes agree; then each reads its own rows.
+        longest = self._tokens[examples[examples >= 0]].max()
+        padded = int(self._padded[np.searchsorted(self._padded, longest)])
+        own = examples[rows]
+        present = np.flatnonzero(own >= 0)
+        sequences = _read(self._dataset, self._split, own[present], self._residues)
+        clipped = [sequence[: self._length] for sequence in sequences]
+        residues = np.zeros(len(own), np.int64)
+        residues[present] = [len(sequence) for sequence in clipped]
+
+        tokens = np.zeros((len(own), padded), np.uint8)
+        tokens[np.arange(padded)[None, :] < residues[:, None]] = alphabet.encode(b"".join(clipped))
+        ended = present[residues[present] < self._length]
+        tokens[ended, residues[ended]] = alphabet.EOS
+        keys = np.zeros((len(own), 2), np.uint32)
+        keys[present] = _keys(sequences)
+        return {"tokens": tokens, "keys": keys}
+
+
+class Windows:
+    """A split's sequences one after another, <eos> after each, cut into windows: number i is [i L, (i + 1)
+    L).
+
+    Args:
+        dataset: where sequences come from.
+        split: its name.
+        length: L, tokens of a window.
+        batch_size: B.
+    """
+
+    def __init__(self, dataset: Proteins, split: str, length: int, batch_size: int):
+        self._dataset, self._split, self._length, self._batch_size = dataset, split, length, batch_size
+        self._residues = dataset.lengths(split)
+        self._total = int(self._residues.sum(dtype=np.int64)) + len(self._residues)
+        self.count = self._total // length
+        """Whole windows."""
+
+    def shuffled(self, generator: np.random.Generator) -> Plan:
+        """Return a training epoch: a new stream, less its last tokens that fill no window, no batch."""
+        order = generator.permutation(_numbers(len(self._residues)))
+        # Windows are shuffled too: neighbours share a protein, and would share a batch.
+        size = self._batch_size
+        windows = generator.permutation(_numbers(self.count))[: self.count // size * size]
+        return Plan(windows.reshape(-1, size), self._reader(order))
+
+    def in_order(self, limit: int | None = None) -> Plan:
+        """Return the first `limit` windows of the stream in dataset order, the stream's last one padded."""
+        windows = _numbers(-(-self._total // self._length))[:limit]
+        return Plan(_filled(windows, self._batch_size), self._reader(_numbers(len(self._residues))))
+
+    def _reader(self, order: np.ndarray) -> Callable[[np.ndarray, slice], Batch]:
+        # starts[i]: where in the stream the i-th protein of `order` begins; the last entry is the stream's
+        # end.
+        starts = np.zeros(len(order) + 1, np.int64)
+        np.cumsum(self._residues[order], dtype=np.int64, out=starts[1:])
+        starts += np.arange(len(starts))
+
+        def read(examples: np.ndarray, rows: slice) -> Batch:
+            own = examples[rows]
+            present = np.flatnonzero(own >= 0)
+            begin = own[present] * np.int64(self._length)
+            end = np.minimum(begin + self._length, self._total)
+            first = np.searchsorted(starts, begin, side="right") - 1
+            stop = np.searchsorted(starts, end, side="left")
+            places = [np.arange(a, b) for a, b in zip(first, stop, strict=True)]
+            indices = order[np.concatenate([_numbers(0), *places])]
+            stretches = _with_eos(_read(self._dataset, self._split, indices, self._residues))
+            # The stretches of the stream, whole proteins each, lie one after another.
+            offset = np.zeros(len(present), np.int64)
+            np.cumsum((starts[stop] - starts[first])[:-1], out=offset[1:])
+            offset += begin - starts[first]
+
+            tokens = np.zeros((len(own), self._length), np.uint8)
+            keys = np.zeros((len(own), 2), np.uint32)
+            windows = [stretches[o : o + n] for o, n in zip(offset, end - begin, strict=True)]
+            for row, window in zip(present, windows, strict=True):
+                tokens[row, : len(window)] = window
+            keys[present] = _keys([window.tobytes() for window in windows])
+            return {"tokens": tokens, "keys": keys}
+
+        return read
+
+
+def _numbers(count: int) -> np.ndarray:
+    # Four bytes each, for a split of UniProt has 10^8 sequences.
+    return np.arange(count, dtype=np.int32)
+
+
+def _filled(examples: np.ndarray, size: int) -> np.ndarray:
+    """Return [batches, size] with -1 after the last example."""
+    table = np.full((-(-len(examples) // size), size), -1, examples.dtype)
+    table.reshape(-1)[: len(examples)] = examples
+    return table
+
+
+def _read(dataset: Proteins, split: str, indices: np.ndarray, residues: np.ndarray) -> list[bytes]:
+    """Read sequences in one call, and hold them against the lengths on which the plan rests."""
+    sequences = dataset.sequences(split, indices) if len(indices) else []
+    found = np.fromiter(map(len, sequences), np.int64, len(sequences))
+    wrong = np.flatnonzero(found != residues[indices])
+    if wrong.size:
+        index = int(indices[wrong[0]])
+        raise InputError(
+            f"the dataset is damaged: sequence {index} of split {split!r} has {found[wrong[0]]} residues, "
+            f"its manifest says {residues[index]}; ingest it again."
+        )
+    return sequences
+
+
+def _with_eos(sequences: list[bytes]) -> np.ndarray:
+    """Return uint8 tokens of the sequences one after another, <eos> after each."""
+    ends = np.cumsum([len(sequence) + 1 for sequence in sequences], dtype=np.int64) - 1
+    is_residue = np.ones(int(ends[-1]) + 1 if len(ends) else 0, bool)
+    is_residue[ends] = False
+    stream = np.full(len(is_residue), alphabet.EOS, np.uint8)
+    stream[is_residue] = alphabet.encode(b"".join(sequences))
+    return stream
+
+
+def _keys(contents: list[bytes]) -> np.ndarray:
+    """Return uint32 [n, 2]: the first 8 bytes of each MD5, big endian; of a whole sequence, its digest's."""
+    digests = b"".join(hashlib.md5(content, usedforsecurity=False).digest()[:8] for content in contents)
+    return np.frombuffer(digests, ">u4").reshape(-1, 2).astype(np.uint32)

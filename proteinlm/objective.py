@@ -1,0 +1,155 @@
+"""Causal and masked language modelling: tokens to inputs, targets and weights; logits to sums and counts.
+
+Everything is plain JAX on arrays of fixed shape: it runs inside jax.jit, on the device, with the config
+static.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from proteinlm.data import alphabet
+
+if TYPE_CHECKING:
+    from proteinlm.config import ObjectiveConfig
+
+
+class Example(NamedTuple):
+    """What a model reads and what it is asked.
+
+    Attributes:
+        inputs: int32 [B, L], pad wherever the tokens are pad, so that the mask made of them is right.
+        targets: int32 [B, L], the tokens.
+        weights: float32 [B, L], 1 where the loss counts, else 0.
+    """
+
+    inputs: Array
+    targets: Array
+    weights: Array
+
+
+class TokenSums(NamedTuple):
+    """Sums over the tokens of each row, float32 [B].
+
+    Attributes:
+        nll: negative log likelihood of the targets, in nats.
+        correct: targets that have the largest logit.
+        count: targets that count.
+    """
+
+    nll: Array
+    correct: Array
+    count: Array
+
+
+def causal_example(tokens: Array) -> Example:
+    """Return the example in which each token is said from those before it, <bos> first.
+
+    Args:
+        tokens: integer [B, L], residues and perhaps <eos>, right padded.
+
+    Returns:
+        Weights 1 on residues and <eos>, 0 on pads.
+    """
+    targets = _as_ids(tokens)
+    is_token = targets != alphabet.PAD
+    shifted = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=alphabet.BOS)
+    return Example(jnp.where(is_token, shifted, alphabet.PAD), targets, is_token.astype(jnp.float32))
+
+
+def masked_example(
+    tokens: Array, keys: Array, config: "ObjectiveConfig", key: Array, step: Array | int | None = None
+) -> Example:
+    """Return the example in which some residues are hidden and asked for (BERT, Devlin et al. 2019, section
+    3.1).
+
+    Of a row's n residues exactly round(mask_fraction n) are selected (half to even, in float32), and at least
+    one if n >= 1; <eos> and pads never are. Of the selected each is, by itself, replaced by <mask> with
+    probability mask_token, by a random residue with probability random_token, else kept. A random residue is
+    one of the 20 standard ones, each with probability 1/20, so the true one too; B Z X O U are left out, for
+    as replacements they would be as rare in proteins as <mask> is.
+
+    A row's mask is a function of (key, step, its keys, its tokens): not of batch mates, place in the batch or
+    padded length. This needs bits of which the first L do not change with L, as JAX's threefry gives by
+    default (jax_threefry_partitionable).
+
+    Args:
+        tokens: integer [B, L].
+        keys: uint32 [B, 2], of each row's content.
+        config: fractions.
+        key: a JAX random key.
+        step: the training step, so that every epoch masks anew; None in evaluation, where masks never change.
+
+    Returns:
+        Weights 1 on the selected residues, else 0.
+    """
+    targets = _as_ids(tokens)
+    is_residue = targets >= alphabet.FIRST_RESIDUE
+    if step is not None:
+        key = jax.random.fold_in(key, step)
+
+    def row(content: Array, is_residue: Array) -> tuple[Array, Array, Array]:
+        own = jax.random.fold_in(jax.random.fold_in(key, content[0]), content[1])
+        rank_key, action_key, residue_key = jax.random.split(own, 3)
+        shape = is_residue.shape
+        # 31 random bits for residues, all 32 set for the others: these come last whatever the bits are.
+        bits = jnp.where(
+            is_residue, jax.random.bits(rank_key, shape, jnp.uint32) >> 1, jnp.uint32(0xFFFFFFFF)
+        )
+        rank = jnp.argsort(jnp.argsort(bits))
+        count = is_residue.sum(dtype=jnp.float32)
+        selected = rank < jnp.minimum(jnp.maximum(jnp.round(config.mask_fraction * count), 1), count)
+        action = jax.random.uniform(action_key, shape)
+        first = alphabet.FIRST_RESIDUE
+        residues = jax.random.randint(residue_key, shape, first, first + alphabet.NUM_STANDARD, jnp.int32)
+        return selected, action, residues
+
+    selected, action, residues = jax.vmap(row)(keys, is_residue)
+    replaced = jnp.where(
+        action < config.mask_token,
+        alphabet.MASK,
+        jnp.where(action < config.mask_token + config.random_token, residues, targets),
+    )
+    return Example(jnp.where(selected, replaced, targets), targets, selected.astype(jnp.float32))
+
+
+def make_example(
+    tokens: Array, keys: Array, config: "ObjectiveConfig", key: Array, step: Array | int | None = None
+) -> Example:
+    """Return the example of the objective that the config names; arguments as for `masked_example`."""
+    if config.kind == "causal":
+        return causal_example(tokens)
+    return masked_example(tokens, keys, config, key, step)
+
+
+def residue_weights(targets: Array, weights: Array) -> Array:
+    """Return the weights, float32 [B, L], with 0 where the target is not a residue (<eos>)."""
+    return jnp.where(targets >= alphabet.FIRST_RESIDUE, weights, 0.0)
+
+
+def token_sums(logits: Array, targets: Array, weights: Array) -> TokenSums:
+    """Return sums over the tokens of each row.
+
+    Args:
+        logits: [B, L, V], any floating type; the log-softmax, over the whole alphabet, is float32.
+        targets: int32 [B, L].
+        weights: float32 [B, L].
+    """
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    nll = -jnp.take_along_axis(log_probs, targets[:, :, None], axis=-1)[:, :, 0]
+    correct = (jnp.argmax(logits, axis=-1) == targets).astype(jnp.float32)
+    return TokenSums((nll * weights).sum(1), (correct * weights).sum(1), weights.sum(1))
+
+
+def mean_loss(sums: TokenSums) -> Array:
+    """Return the mean negative log likelihood of the batch's tokens, in nats; 0 if none counts."""
+    return sums.nll.sum() / jnp.maximum(sums.count.sum(), 1.0)
+
+
+def _as_ids(tokens: Array) -> Array:
+    # Batches carry uint8, in which sums and comparisons with -1 would go wrong without a word.
+    if tokens.ndim != 2:
+        raise ValueError(f"tokens has shape {tokens.shape}; expected [B, L]")
+    return jnp.asarray(tokens).astype(jnp.int32)
