@@ -1,0 +1,517 @@
+import hashlib
+import json
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proteinlm.data import alphabet
+from proteinlm.data.batches import BatchesConfig, TrainBatches, batch_shapes, evaluation_batches
+from proteinlm.errors import InputError
+
+
+class InMemory:
+    """The same questions answered from lists."""
+
+    def __init__(self, **splits: list[bytes]):
+        self._splits = splits
+        self.counts = {split: len(sequences) for split, sequences in splits.items()}
+        content = b"|".join(b",".join(sequences) for sequences in splits.values())
+        self.fingerprint = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        self.calls = 0
+
+    def lengths(self, split):
+        return np.array([len(sequence) for sequence in self._splits[split]], np.int32)
+
+    def digests(self, split):
+        digests = b"".join(digest(sequence) for sequence in self._splits[split])
+        return np.frombuffer(digests, np.uint8).reshape(-1, 16)
+
+    def sequences(self, split, indices):
+        self.calls += 1
+        return [self._splits[split][i] for i in indices]
+
+
+def digest(content: bytes) -> bytes:
+    return hashlib.md5(content, usedforsecurity=False).digest()
+
+
+def proteins(lengths, seed=0) -> list[bytes]:
+    letters = np.frombuffer(alphabet.RESIDUES.encode(), np.uint8)
+    generator = np.random.default_rng(seed)
+    return [generator.choice(letters, n).tobytes() for n in lengths]
+
+
+def dataset(n=50, seed=0, longest=40) -> InMemory:
+    lengths = np.random.default_rng(seed).integers(5, longest + 1, n)  # long enough for no two to be equal
+    return InMemory(
+        train=proteins(lengths, seed), valid=proteins(lengths[:7], seed + 1), test=[], ood=[b"ACD"]
+    )
+
+
+def single_row(sequence: bytes, length: int) -> list[int]:
+    """One row without padding, residue by residue."""
+    row = [alphabet.TOKENS.index(chr(letter)) for letter in sequence]
+    return [*row, alphabet.EOS] if len(row) < length else row[:length]
+
+
+def row_tokens(row: np.ndarray) -> list[int]:
+    """A row less its padding, which must all be on the right."""
+    kept = row[row != alphabet.PAD]
+    np.testing.assert_array_equal(row[: len(kept)], kept)
+    return kept.tolist()
+
+
+def same(a, b) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a)
+
+
+def epoch_of(batches: TrainBatches, epoch: int) -> list[dict]:
+    size = batches.batches_per_epoch
+    return [batches.batch(epoch * size + i) for i in range(size)]
+
+
+def contents(batches) -> Counter:
+    return Counter(tuple(row_tokens(row)) for batch in batches for row in batch["tokens"])
+
+
+SINGLE = BatchesConfig(length=32, batch_size=4, buckets=(8, 16, 32), seed=3)
+CONCAT = BatchesConfig(form="concat", length=16, batch_size=4, seed=3)
+BOTH = pytest.mark.parametrize("config", [SINGLE, CONCAT], ids=["single", "concat"])
+
+
+# Rows
+
+
+@pytest.mark.parametrize(
+    ("n", "residues", "ends"), [(9, 9, True), (10, 10, False), (11, 10, False), (1, 1, True)]
+)
+def test_residues_and_eos_at_the_limit(n, residues, ends):
+    (sequence,) = proteins([n])
+    batches = TrainBatches(InMemory(train=[sequence]), BatchesConfig(length=10, batch_size=1))
+    tokens = next(batches)["tokens"]
+    want = [*alphabet.encode(sequence[:residues]), *([alphabet.EOS] if ends else [])]
+    assert tokens.tolist() == [want + [alphabet.PAD] * (10 - len(want))]
+    assert tokens.dtype == np.uint8
+
+
+def test_single_rows_against_a_plain_loop():
+    data = dataset()
+    for batch in epoch_of(TrainBatches(data, SINGLE), 0):
+        assert batch["tokens"].dtype == np.uint8
+        assert batch["tokens"].shape[0] == 4
+        assert batch["keys"].shape == (4, 2)
+        longest = max(len(row_tokens(row)) for row in batch["tokens"])
+        assert batch["tokens"].shape[1] == min(b for b in SINGLE.buckets if b >= longest)
+        assert batch["tokens"].shape in batch_shapes(SINGLE)
+    # Rows are those of the sequences, none twice: 50 sequences give 12 batches of 4.
+    got = contents(epoch_of(TrainBatches(data, SINGLE), 0))
+    want = Counter(tuple(single_row(s, 32)) for s in data.sequences("train", range(50)))
+    assert got.total() == 48
+    assert got <= want
+
+
+def test_keys_are_the_digest_of_the_whole_sequence():
+    data = InMemory(train=proteins(range(20, 40)))
+    expected = data.digests("train")[:, :8].copy().view(">u4").astype(np.uint32)
+    config = BatchesConfig(length=25, batch_size=5)  # clips most of them
+    batches = list(evaluation_batches(data, config, "train"))
+    for batch in batches:
+        assert batch["keys"].dtype == np.uint32
+        np.testing.assert_array_equal(batch["keys"], expected[batch["rows"]])
+    trained = {
+        tuple(key) for batch in epoch_of(TrainBatches(data, config), 0) for key in batch["keys"].tolist()
+    }
+    assert trained == {tuple(key) for key in expected.tolist()}
+
+
+def test_a_batch_is_one_read():
+    data = dataset()
+    for config in (SINGLE, CONCAT):
+        batches = TrainBatches(data, config)
+        before = data.calls
+        batches.batch(0)
+        assert data.calls == before + 1
+
+
+def test_buckets_save_padding_and_change_no_row():
+    data = dataset(400, longest=200)
+    plain = BatchesConfig(length=128, batch_size=8)
+    bucketed = BatchesConfig(length=128, batch_size=8, buckets=(32, 64, 96, 128))
+
+    def padding(batches):
+        return sum((b["tokens"] == 0).sum() for b in batches) / sum(b["tokens"].size for b in batches)
+
+    without, with_buckets = (epoch_of(TrainBatches(data, c), 0) for c in (plain, bucketed))
+    assert contents(without) == contents(with_buckets)
+    # Lengths are spread evenly, so a bucket of 32 wastes 16 of it.
+    assert padding(without) > 0.25
+    assert padding(with_buckets) < 0.15
+    # Batches of one length do not come one after another.
+    shapes = [b["tokens"].shape[1] for b in with_buckets]
+    assert shapes != sorted(shapes)
+
+
+# Concat
+
+
+def test_windows_rejoined_are_the_stream():
+    data = dataset(41, longest=60)
+    batches = list(evaluation_batches(data, CONCAT, "train"))
+    rows = np.concatenate([b["rows"] for b in batches])
+    tokens = np.concatenate([b["tokens"] for b in batches])[rows >= 0]
+    np.testing.assert_array_equal(rows[rows >= 0], np.arange((rows >= 0).sum()))
+    stream = []
+    for sequence in data.sequences("train", range(41)):
+        stream += [*alphabet.encode(sequence).tolist(), alphabet.EOS]
+    assert tokens[:-1].reshape(-1).tolist() + row_tokens(tokens[-1]) == stream
+    assert (tokens[:-1] != alphabet.PAD).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 50), min_size=1, max_size=30),
+    length=st.integers(2, 40),
+    seed=st.integers(0, 1000),
+)
+def test_no_token_of_a_training_epoch_is_lost_or_repeated(lengths, length, seed):
+    data = InMemory(train=proteins(lengths, seed))
+    total = sum(lengths) + len(lengths)
+    config = BatchesConfig("concat", length=length, batch_size=1, seed=seed, num_threads=0)
+    if total < length:
+        with pytest.raises(InputError, match="not enough for one batch"):
+            TrainBatches(data, config)
+        return
+    windows = [b["tokens"][0].tolist() for b in epoch_of(TrainBatches(data, config), 0)]
+    assert len(windows) == total // length
+    # The stream in the order of the epoch, token by token.
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, 0])))
+    order = generator.permutation(np.arange(len(lengths), dtype=np.int32))
+    stream = [
+        t for i in order for t in [*alphabet.encode(data.sequences("train", [i])[0]).tolist(), alphabet.EOS]
+    ]
+    expected = [stream[i : i + length] for i in range(0, total - length + 1, length)]
+    assert sorted(windows) == sorted(expected)
+
+
+def test_window_keys_are_of_their_content():
+    data = dataset(41, longest=60)
+    seen = {}
+    for batch in [*epoch_of(TrainBatches(data, CONCAT), 0), *evaluation_batches(data, CONCAT, "train")]:
+        for row, key in zip(batch["tokens"], batch["keys"], strict=True):
+            content = bytes(row_tokens(row))
+            if content:
+                expected = [int.from_bytes(digest(content)[i : i + 4], "big") for i in (0, 4)]
+                assert key.tolist() == expected
+                seen[content] = tuple(expected)
+    assert len(set(seen.values())) == len(seen) > 20
+
+
+def test_a_protein_longer_than_many_windows_is_whole():
+    long = proteins([1000])
+    data = InMemory(train=long)
+    config = BatchesConfig("concat", length=16, batch_size=3)
+    tokens = np.concatenate([b["tokens"] for b in evaluation_batches(data, config, "train")])
+    assert row_tokens(tokens.reshape(-1)) == [*alphabet.encode(long[0]).tolist(), alphabet.EOS]
+
+
+# Order
+
+
+@BOTH
+def test_epochs_differ_and_seeds_differ(config):
+    data = dataset(48, longest=40)
+    batches = TrainBatches(data, config)
+    first, second = epoch_of(batches, 0), epoch_of(batches, 1)
+    assert not any(same(a, b) for a, b in zip(first, second, strict=True))
+    other = TrainBatches(
+        data, BatchesConfig(config.form, config.length, config.batch_size, config.buckets, seed=4)
+    )
+    assert not any(same(a, b) for a, b in zip(first, epoch_of(other, 0), strict=True))
+    again = epoch_of(TrainBatches(data, config), 0)
+    assert all(same(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_an_epoch_holds_each_sequence_once():
+    data = dataset(48)
+    for epoch in range(3):
+        keys = np.concatenate([b["keys"] for b in epoch_of(TrainBatches(data, SINGLE), epoch)])
+        assert sorted(keys.tolist()) == sorted(
+            data.digests("train")[:, :8].copy().view(">u4").astype(np.uint32).tolist()
+        )
+
+
+def test_what_an_epoch_drops_differs():
+    data = dataset(50)
+    everything = {tuple(k) for k in data.digests("train")[:, :8].copy().view(">u4").tolist()}
+    batches = TrainBatches(data, SINGLE)
+    dropped = []
+    for epoch in range(4):
+        seen = {tuple(k) for b in epoch_of(batches, epoch) for k in b["keys"].tolist()}
+        dropped.append(frozenset(everything - seen))
+        assert len(dropped[-1]) == 2
+    assert len(set(dropped)) > 1
+
+
+def test_the_shuffle_reaches_over_the_whole_split():
+    # Sequence i has a length of its own; with one padded length its place in the epoch is anywhere.
+    data = InMemory(train=proteins([10] * 1024))
+    index = {tuple(k): i for i, k in enumerate(data.digests("train")[:, :8].copy().view(">u4").tolist())}
+    batches = TrainBatches(data, BatchesConfig(length=16, batch_size=4))
+    order = [index[tuple(k)] for b in epoch_of(batches, 0) for k in b["keys"].tolist()]
+    assert abs(np.corrcoef(order, np.arange(1024))[0, 1]) < 0.15
+    halves = np.array(order[:512]) < 512
+    assert 200 < halves.sum() < 312
+
+
+@BOTH
+@pytest.mark.parametrize("process_count", [2, 4])
+def test_processes_share_each_batch(config, process_count):
+    data = dataset(60, longest=70)
+    whole = TrainBatches(data, config)
+    parts = [
+        TrainBatches(data, config, process_index=p, process_count=process_count) for p in range(process_count)
+    ]
+    for batch, *shares in zip(epoch_of(whole, 0), *(epoch_of(p, 0) for p in parts), strict=True):
+        assert {s["tokens"].shape for s in shares} == {(4 // process_count, batch["tokens"].shape[1])}
+        assert same(batch, {k: np.concatenate([s[k] for s in shares]) for k in batch})
+    evaluations = [
+        list(evaluation_batches(data, config, "valid", process_index=p, process_count=process_count))
+        for p in range(process_count)
+    ]
+    for batch, *shares in zip(evaluation_batches(data, config, "valid"), *evaluations, strict=True):
+        assert same(batch, {k: np.concatenate([s[k] for s in shares]) for k in batch})
+
+
+# Position
+
+
+@BOTH
+@pytest.mark.parametrize("stop", ["start", "middle", "last batch", "end", "second epoch"])
+def test_a_restored_position_goes_on_alike(config, stop):
+    data = dataset(60, longest=70)
+    batches = TrainBatches(data, config)
+    size = batches.batches_per_epoch
+    steps = {"start": 0, "middle": size // 2, "last batch": size - 1, "end": size, "second epoch": size + 2}[
+        stop
+    ]
+    for _ in range(steps):
+        next(batches)
+    state = json.loads(json.dumps(batches.get_state()))
+    ahead = [next(batches) for _ in range(2 * size)]
+    restored = TrainBatches(data, config)
+    next(restored)  # it has read ahead elsewhere
+    restored.set_state(state)
+    assert restored.get_state() == state
+    assert all(same(a, next(restored)) for a in ahead)
+    # An iterator goes back, too.
+    batches.set_state(state)
+    assert same(next(batches), ahead[0])
+    batches.close()
+    restored.close()
+
+
+@BOTH
+def test_threads_change_nothing(config):
+    data = dataset(60, longest=70)
+    runs = []
+    for num_threads in (0, 1, 5):
+        settings = BatchesConfig(
+            config.form, config.length, config.batch_size, config.buckets, config.seed, num_threads
+        )
+        batches = TrainBatches(data, settings)
+        runs.append([next(batches) for _ in range(3 * batches.batches_per_epoch)])
+        batches.close()
+        evaluated = list(evaluation_batches(data, settings, "train"))
+        runs[-1] += evaluated
+    for other in runs[1:]:
+        assert all(same(a, b) for a, b in zip(runs[0], other, strict=True))
+
+
+def test_a_position_goes_on_with_other_processes_and_threads():
+    data = dataset(60)
+    batches = TrainBatches(data, SINGLE)
+    for _ in range(5):
+        next(batches)
+    state = batches.get_state()
+    expected = next(batches)
+    config = BatchesConfig(SINGLE.form, SINGLE.length, 4, SINGLE.buckets, SINGLE.seed, num_threads=0)
+    halves = [TrainBatches(data, config, process_index=p, process_count=2) for p in range(2)]
+    for half in halves:
+        half.set_state(state)
+    shares = [next(half) for half in halves]
+    assert same(expected, {k: np.concatenate([s[k] for s in shares]) for k in expected})
+
+
+def test_a_position_in_another_plan_is_refused():
+    data = dataset(60)
+    state = TrainBatches(data, SINGLE).get_state()
+    with pytest.raises(InputError, match="seed 3, now it is 9"):
+        TrainBatches(data, BatchesConfig(length=32, batch_size=4, buckets=(8, 16, 32), seed=9)).set_state(
+            state
+        )
+    with pytest.raises(InputError, match="batch_size 4, now it is 5"):
+        TrainBatches(data, BatchesConfig(length=32, batch_size=5, buckets=(8, 16, 32), seed=3)).set_state(
+            state
+        )
+    with pytest.raises(InputError, match="dataset"):
+        TrainBatches(dataset(60, seed=1), SINGLE).set_state(state)
+
+
+def test_many_threads_plan_an_epoch_once():
+    planned = []
+
+    class Watched(InMemory):
+        def sequences(self, split, indices):
+            planned.append(threading.get_ident())
+            return super().sequences(split, indices)
+
+    data = Watched(train=proteins([5] * 64))
+    batches = TrainBatches(data, BatchesConfig(length=8, batch_size=2, num_threads=8))
+    shuffles = []
+    original = batches._examples.shuffled
+    batches._examples.shuffled = lambda generator: shuffles.append(1) or original(generator)
+    seen = [next(batches) for _ in range(4 * batches.batches_per_epoch - 1)]
+    batches.close()
+    assert len(set(planned)) > 1
+    assert len(seen) == 127
+    assert 4 <= len(shuffles) <= 5  # the threads may have begun the fifth
+
+
+# Evaluation
+
+
+@BOTH
+def test_evaluation_is_every_example_once_in_one_order(config):
+    data = dataset(53, longest=70)
+    batches = list(evaluation_batches(data, config, "train"))
+    rows = np.concatenate([b["rows"] for b in batches])
+    assert rows.dtype == np.int32
+    real = rows[rows >= 0]
+    assert len(real) == len(set(real.tolist()))
+    assert set(real.tolist()) == set(range(len(real)))
+    if config.form == "single":
+        assert len(real) == 53
+    for batch in batches:
+        assert batch["tokens"].shape in batch_shapes(config)
+        filler = batch["rows"] < 0
+        assert not batch["tokens"][filler].any()
+        assert not batch["keys"][filler].any()
+        assert (batch["tokens"][~filler] != 0).any(axis=1).all()
+    # At most one batch of each shape has fillers.
+    filled = Counter(b["tokens"].shape for b in batches if (b["rows"] < 0).any())
+    assert max(filled.values(), default=0) <= 1
+    assert all(same(a, b) for a, b in zip(batches, evaluation_batches(data, config, "train"), strict=True))
+
+
+def test_single_evaluation_goes_by_length_and_then_by_place():
+    data = dataset(53, longest=60)
+    lengths = np.minimum(data.lengths("train") + 1, 32)
+    batches = list(evaluation_batches(data, SINGLE, "train"))
+    order = [r for b in batches for r in b["rows"].tolist() if r >= 0]
+    assert order == sorted(range(53), key=lambda i: (lengths[i], i))
+    for batch in batches:
+        for row, tokens in zip(batch["rows"], batch["tokens"], strict=True):
+            if row >= 0:
+                assert row_tokens(tokens) == single_row(data.sequences("train", [row])[0], 32)
+                assert tokens.size == min(b for b in SINGLE.buckets if b >= lengths[row])
+
+
+@BOTH
+def test_a_limit_takes_the_first_in_dataset_order(config):
+    data = dataset(53, longest=70)
+    batches = list(evaluation_batches(data, config, "train", limit=10))
+    rows = np.concatenate([b["rows"] for b in batches])
+    assert sorted(rows[rows >= 0].tolist()) == list(range(10))
+    assert list(evaluation_batches(data, config, "train", limit=0)) == []
+    everything = list(evaluation_batches(data, config, "train", limit=10**6))
+    assert all(same(a, b) for a, b in zip(everything, evaluation_batches(data, config, "train"), strict=True))
+
+
+@BOTH
+def test_an_empty_split_yields_nothing_and_a_small_one_a_filled_batch(config):
+    data = dataset()
+    assert list(evaluation_batches(data, config, "test")) == []
+    (batch,) = evaluation_batches(data, config, "ood")
+    assert batch["rows"].tolist() == [0, -1, -1, -1]
+    assert row_tokens(batch["tokens"][0]) == [*alphabet.encode("ACD").tolist(), alphabet.EOS]
+
+
+def test_an_evaluation_left_early_stops_its_threads():
+    data = dataset(60)
+    before = set(threading.enumerate())
+    batches = evaluation_batches(data, BatchesConfig(length=16, batch_size=2, num_threads=4), "train")
+    next(batches)
+    started = set(threading.enumerate()) - before
+    assert started
+    batches.close()
+    for thread in started:
+        thread.join(timeout=5)
+    assert not any(thread.is_alive() for thread in started)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"length": 1}, "batches.length is 1"),
+        ({"batch_size": 0}, "batches.batch_size is 0"),
+        ({"seed": -1}, "batches.seed is -1"),
+        ({"num_threads": -1}, "batches.num_threads is -1"),
+        ({"form": "packed"}, "'packed'"),
+        ({"length": 64, "buckets": (32, 16, 64)}, "must ascend"),
+        ({"length": 64, "buckets": (32, 32, 64)}, "must ascend"),
+        ({"length": 64, "buckets": (0, 64)}, "must ascend"),
+        ({"length": 64, "buckets": (16, 32)}, "end with length, 64"),
+        ({"length": 64, "buckets": (32, 64), "form": "concat"}, "leave buckets empty"),
+    ],
+)
+def test_a_wrong_config_is_refused(fields, message):
+    with pytest.raises(InputError, match=message):
+        BatchesConfig(**fields)
+
+
+def test_what_cannot_be_trained_on_is_refused():
+    data = dataset(50)
+    with pytest.raises(InputError, match="'test' is empty"):
+        TrainBatches(data, SINGLE, split="test")
+    with pytest.raises(InputError, match="has no split 'dev'; it has train, valid, test, ood"):
+        TrainBatches(data, SINGLE, split="dev")
+    with pytest.raises(InputError, match="has no split 'dev'"):
+        evaluation_batches(data, SINGLE, "dev")
+    with pytest.raises(InputError, match="50 sequences, not enough for one batch of 64"):
+        TrainBatches(data, BatchesConfig(length=32, batch_size=64))
+    with pytest.raises(InputError, match="0 windows of 32 tokens, not enough for one batch of 1"):
+        TrainBatches(data, BatchesConfig("concat", length=32, batch_size=1), split="ood")
+    for make in (TrainBatches, lambda *a, **k: evaluation_batches(*a, "valid", **k)):
+        with pytest.raises(InputError, match="batch_size is 4, which 3 processes cannot share"):
+            make(data, SINGLE, process_count=3)
+        with pytest.raises(ValueError, match="process_index is 2; it must be at least 0 and below 2"):
+            make(data, SINGLE, process_index=2, process_count=2)
+
+
+def test_a_dataset_that_disagrees_with_its_manifest_is_named():
+    class Damaged(InMemory):
+        def sequences(self, split, indices):
+            return [
+                s[:-1] if i == 3 else s
+                for i, s in zip(indices, super().sequences(split, indices), strict=True)
+            ]
+
+    data = Damaged(train=proteins([10] * 8))
+    for config in (BatchesConfig(length=16, batch_size=8), BatchesConfig("concat", length=16, batch_size=5)):
+        with pytest.raises(
+            InputError, match="sequence 3 of split 'train' has 9 residues, its manifest says 10"
+        ):
+            next(TrainBatches(data, config))
+
+
+def test_batch_shapes():
+    assert batch_shapes(SINGLE) == [(4, 8), (4, 16), (4, 32)]
+    assert batch_shapes(BatchesConfig(length=64, batch_size=3)) == [(3, 64)]
+    assert batch_shapes(CONCAT) == [(4, 16)]
