@@ -7,7 +7,7 @@ PLM := $(BIN)/proteinlm
 WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: quickstart test lint format notebooks clean
+.PHONY: quickstart clean-quickstart test lint format clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "proteinlm needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11")'
@@ -18,3 +18,33 @@ $(VENV)/installed: pyproject.toml
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
+
+# The four commands that a user would type, on the proteins that come with the package, and a page that shows it all.
+quickstart: $(VENV)/installed
+	@test ! -e $(RUNS)/dataset || echo "$(RUNS)/dataset is there already; make clean-quickstart starts anew"
+	test -e $(RUNS)/dataset || $(PLM) ingest sample --output $(RUNS)/dataset --valid 0.05 --test 0.1
+	for run in causal masked concat; do \
+	  $(PLM) train quickstart_$$run --dataset $(RUNS)/dataset --run $(RUNS)/$$run || exit; done
+	$(PLM) evaluate $(RUNS)/causal $(RUNS)/masked $(RUNS)/concat
+	$(PLM) analyze $(RUNS)/causal --sequences 200
+	$(PLM) analyze $(RUNS)/masked --sequences 200
+	$(PLM) report $(RUNS)
+
+clean-quickstart:
+	rm -rf $(RUNS)
+
+test: $(VENV)/installed-dev lint
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+format: $(VENV)/installed-dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache

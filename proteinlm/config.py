@@ -100,7 +100,8 @@ class Config:
     Attributes:
         num_steps: optimizer steps in all.
         eval_every: steps between evaluations on valid; 0 means at the end alone.
-        eval_batches: batches of valid in each of these; 0 means all of valid.
+        eval_examples: sequences (or windows) of valid in each of these, a random sample that stays the same; 0 means
+            all of valid. The evaluation at the end always takes all.
         checkpoint_every: steps between checkpoints; one is always written at the end and on SIGTERM or Ctrl-C.
         keep_checkpoints: how many of the newest are kept.
         log_every: steps between lines of metrics.jsonl.
@@ -114,7 +115,7 @@ class Config:
     batches: BatchesConfig = BatchesConfig()
     num_steps: int = 100_000
     eval_every: int = 1_000
-    eval_batches: int = 50
+    eval_examples: int = 1_000
     checkpoint_every: int = 1_000
     keep_checkpoints: int = 3
     log_every: int = 20
@@ -132,7 +133,7 @@ class Config:
         for name in ("num_steps", "checkpoint_every", "keep_checkpoints", "log_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("eval_every", "eval_batches", "redraw_every"):
+        for name in ("eval_every", "eval_examples", "redraw_every"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}; it cannot be below 0.")
 

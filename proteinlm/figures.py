@@ -50,7 +50,8 @@ def save_figure(figure, stem: str | os.PathLike) -> tuple[Path, Path]:
         try:
             # Dates would make the same figure differ from run to run.
             metadata = {"CreationDate": None} if kind == "pdf" else {}
-            figure.savefig(partial, format=kind, metadata=metadata)
+            with style():
+                figure.savefig(partial, format=kind, metadata=metadata)
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)

@@ -28,4 +28,9 @@ def place_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array
 
 def replicate(tree, mesh: Mesh):
     """Put a copy of every array of a tree on every device."""
-    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+    return jax.device_put(tree, replicated(mesh))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Return the placement of an array that every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())

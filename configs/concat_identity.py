@@ -1,0 +1,28 @@
+"""The regular model whose attention returns V, on concatenated TrEMBL: what everything but attention costs.
+
+"Rethinking Attention with Performers", Figure 7 right: concatenated TrEMBL in windows of 8,192 tokens. The
+paper's "X (OPT)" at the regular size: 6 layers, 8 heads, width 512, MLP 2048.
+The paper trained with 8 windows a chip on 16x16 TPU v2: 2,048 in all. Give --batches.batch-size for another machine.
+"""
+
+from proteinlm.config import VOCAB_SIZE, BatchesConfig, Config, IdentityConfig, ModelConfig, ObjectiveConfig
+
+
+def get_config() -> Config:
+    """Return the experiment."""
+    return Config(
+        model=ModelConfig(
+            vocab_size=VOCAB_SIZE,
+            num_layers=6,
+            num_heads=8,
+            embed_dim=512,
+            mlp_dim=2048,
+            max_length=8192,
+            attention=IdentityConfig(),
+            dtype="bfloat16",
+            remat=True,
+        ),
+        objective=ObjectiveConfig(kind="causal"),
+        batches=BatchesConfig(form="concat", length=8192, batch_size=2048),
+        num_steps=500_000,
+    )

@@ -1,0 +1,28 @@
+"""The small unidirectional Transformer baseline on concatenated TrEMBL.
+
+"Rethinking Attention with Performers", Figure 7 right: concatenated TrEMBL in windows of 8,192 tokens. Small size: 8 heads, width 256, MLP
+256, and 3 layers; --model.num-layers 1 or 2 for the paper's other two, the most that fitted its memory.
+The paper trained with 8 windows a chip on 16x16 TPU v2: 2,048 in all. Give --batches.batch-size for another machine.
+"""
+
+from proteinlm.config import VOCAB_SIZE, BatchesConfig, Config, SoftmaxConfig, ModelConfig, ObjectiveConfig
+
+
+def get_config() -> Config:
+    """Return the experiment."""
+    return Config(
+        model=ModelConfig(
+            vocab_size=VOCAB_SIZE,
+            num_layers=3,
+            num_heads=8,
+            embed_dim=256,
+            mlp_dim=256,
+            max_length=8192,
+            attention=SoftmaxConfig(),
+            dtype="bfloat16",
+            remat=True,
+        ),
+        objective=ObjectiveConfig(kind="causal"),
+        batches=BatchesConfig(form="concat", length=8192, batch_size=2048),
+        num_steps=500_000,
+    )

@@ -1,0 +1,28 @@
+"""Unidirectional Performer with ReLU features on single TrEMBL sequences.
+
+"Rethinking Attention with Performers", Table 2 and Figure 6: 36 layers, 8 heads, width 512, MLP 1024, sequences clipped to
+1,024. The optimizer is the paper's (the defaults of OptimizerConfig). The paper maximised the batch for 16x16 TPU v2 and
+does not say its size; 512 is one sequence a core. Give --batches.batch-size for another machine.
+"""
+
+from proteinlm.config import VOCAB_SIZE, BatchesConfig, Config, GeneralizedConfig, ModelConfig, ObjectiveConfig
+
+
+def get_config() -> Config:
+    """Return the experiment."""
+    return Config(
+        model=ModelConfig(
+            vocab_size=VOCAB_SIZE,
+            num_layers=36,
+            num_heads=8,
+            embed_dim=512,
+            mlp_dim=1024,
+            max_length=1024,
+            attention=GeneralizedConfig(function="relu", num_features=256),
+            dtype="bfloat16",
+            remat=True,
+        ),
+        objective=ObjectiveConfig(kind="causal"),
+        batches=BatchesConfig(form="single", length=1024, batch_size=512, buckets=(256, 512, 1024)),
+        num_steps=500_000,
+    )

@@ -1,0 +1,240 @@
+"""The command line: arguments only. Each command is one call into a module below.
+
+Everything heavy is imported inside a command, so that --help answers at once.
+"""
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from proteinlm import __version__
+from proteinlm.errors import InputError
+
+_HELP = f"""proteinlm {__version__}: protein language models with linear attention.
+
+usage: proteinlm COMMAND ...
+
+  ingest     UniProt or FASTA files (+ Pfam families) -> a deduplicated, split dataset
+  train      a config + a dataset -> checkpoints and curves
+  evaluate   trained runs -> accuracy and perplexity per split, beside the baselines
+  analyze    a trained run + proteins -> attention maps, amino-acid similarity versus BLOSUM
+  report     a folder of runs -> one page with tables, curves and figures
+
+`proteinlm COMMAND --help` tells the rest. A first run on real proteins, about five minutes on two cores:
+
+  proteinlm ingest sample --output runs/quickstart/dataset --valid 0.05 --test 0.1
+  proteinlm train quickstart_causal --dataset runs/quickstart/dataset --run runs/quickstart/causal
+  proteinlm evaluate runs/quickstart/causal
+  proteinlm analyze runs/quickstart/causal
+"""
+
+
+@dataclass(frozen=True)
+class Ingest:
+    """Turn protein sequences into a deduplicated, split dataset that plain TFDS opens.
+
+    Copies of one sequence become one record. A record whose families meet the held-out list is `ood`; every other is
+    put into train, valid or test by the digest of its sequence alone, so the result depends neither on the order of
+    the input nor on the number of workers, and no sequence is on two sides.
+
+    Example: proteinlm ingest uniprot_sprot.dat.gz --output data/sprot
+    """
+
+    sources: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """FASTA or UniProtKB flat files, plain or .gz; `sample` stands for the 4,509 proteins that come with proteinlm."""
+    output: Path
+    """Folder to write; it must not exist or be empty."""
+    families: tuple[Path, ...] = ()
+    """Tables of families for records without DR Pfam lines: accession <tab> PF ids separated by `;`, plain or .gz."""
+    held_out: str = "paper"
+    """Families whose proteins are `ood`: `paper` (the 20 of the Performer paper), `none`, PF ids separated by commas,
+    or a file with one PF id a line."""
+    valid: float = 0.001
+    """Fraction of the other sequences that is put into valid."""
+    test: float = 0.01
+    """Fraction of the other sequences that is put into test."""
+    shards: int = 0
+    """Files a split is cut into, by ranges of the digest; 0 chooses by size."""
+    workers: int = 0
+    """Processes; 0 means one a core."""
+    name: str = "proteins"
+    """Name of the dataset, as TFDS shows it."""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Score trained runs on whole splits: accuracy, perplexity and bits per residue with 95 % intervals.
+
+    The empirical baseline (residue frequencies of train) and the uniform guess are scored on the same tokens. Each
+    run's folder gets evaluation.csv and evaluation.json.
+
+    Example: proteinlm evaluate runs/causal runs/masked --splits test ood
+    """
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Folders of runs."""
+    splits: tuple[str, ...] = ("test", "ood")
+    """Splits to score: train, valid, test, ood."""
+    dataset: Path | None = None
+    """Another dataset than the one that the run was trained on."""
+    step: int | None = None
+    """Checkpoint to score; the newest by default."""
+
+
+@dataclass(frozen=True)
+class Analyze:
+    """Draw what attention learned: maps of one protein, amino-acid similarity beside BLOSUM.
+
+    Writes PNG, PDF and the arrays (.npz) into the run's folder. Attention is measured by one-hot V probing, which is
+    exact for every mechanism.
+
+    Example: proteinlm analyze runs/masked --protein my.fasta --sequences 800
+    """
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Folder of a run."""
+    protein: str = "BPT1_BOVIN"
+    """Protein of the maps: BPT1_BOVIN (P00974, as in the paper), a FASTA file (its first record), or an accession of
+    the dataset."""
+    sequences: int = 800
+    """Sequences of `split` that the similarity is aggregated over; 0 leaves it out."""
+    split: str = "test"
+    """Split that they come from, in the dataset's order."""
+    blosum: str = "BLOSUM62"
+    """Matrix beside it: BLOSUM45, 50, 62, 80 or 90."""
+    dataset: Path | None = None
+    """Another dataset than the one that the run was trained on."""
+    step: int | None = None
+    """Checkpoint to look at; the newest by default."""
+    output: Path | None = None
+    """Folder for the figures; RUN/analysis by default."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Gather runs into one page: the dataset's table, curves, scores, figures, and what they say.
+
+    Example: proteinlm report runs/quickstart
+    """
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """Folder that holds the runs; report.md and curves.png are written into it."""
+
+
+def _ingest(arguments: Sequence[str]) -> None:
+    given = tyro.cli(Ingest, args=arguments, prog="proteinlm ingest")
+    from proteinlm.data.ingest import ingest_command
+
+    ingest_command(given)
+
+
+def _train(arguments: Sequence[str]) -> None:
+    """Read the config's name first: the other options are its fields, with its values as defaults."""
+    from proteinlm.config import Config, load_config, named_configs
+
+    @dataclass(frozen=True)
+    class Train:
+        dataset: Path | None = None
+        """Folder that `proteinlm ingest` wrote."""
+        run: Path | None = None
+        """Folder of the run: made when missing, resumed when it holds this run."""
+        dry_run: bool = False
+        """Print the parameter count, the batches' shapes and the memory estimate, and train nothing."""
+        config: tyro.conf.OmitArgPrefixes[tyro.conf.AvoidSubcommands[Config]] = Config()
+
+    name = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    if name is None and not {"-h", "--help"} & set(arguments):
+        raise InputError(
+            f"name a config first: proteinlm train CONFIG --dataset DIR --run DIR; CONFIG is a file or one of "
+            f"{', '.join(named_configs())}."
+        )
+    given = tyro.cli(
+        Train,
+        args=arguments[1:] if name else arguments,
+        default=Train(config=load_config(name) if name else Config()),
+        prog=f"proteinlm train {name or 'CONFIG'}",
+        description=(
+            "Train a protein language model, or go on where the run in the folder stopped. Every field of the config "
+            "can be overridden.\n\nExample: proteinlm train quickstart_causal --dataset data/sprot --run runs/causal "
+            "--model.num-layers 12"
+        ),
+    )
+    from proteinlm.train import describe_plan, train
+
+    if given.dry_run:
+        print(describe_plan(given.config))
+        return
+    if given.dataset is None or given.run is None:
+        raise InputError("training needs --dataset (a folder that proteinlm ingest wrote) and --run (a folder).")
+    train(given.config, given.dataset, given.run)
+
+
+def _evaluate(arguments: Sequence[str]) -> None:
+    given = tyro.cli(Evaluate, args=arguments, prog="proteinlm evaluate")
+    from proteinlm.evaluate import evaluate_command
+
+    evaluate_command(given.runs, given.splits, given.dataset, given.step)
+
+
+def _analyze(arguments: Sequence[str]) -> None:
+    given = tyro.cli(Analyze, args=arguments, prog="proteinlm analyze")
+    from proteinlm.analysis.analyze import analyze_command
+
+    analyze_command(given)
+
+
+def _report(arguments: Sequence[str]) -> None:
+    given = tyro.cli(Report, args=arguments, prog="proteinlm report")
+    from proteinlm.report import write_report
+
+    print(write_report(given.folder))
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "ingest": _ingest,
+    "train": _train,
+    "evaluate": _evaluate,
+    "analyze": _analyze,
+    "report": _report,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return 0, or 2 after one clear sentence for what the user can mend."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_HELP)
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        print(f"proteinlm {__version__}")
+        return 0
+    if arguments[0] not in COMMANDS:
+        import difflib
+
+        close = difflib.get_close_matches(arguments[0], COMMANDS, 1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}."
+        print(f"proteinlm: there is no command {arguments[0]!r}; {hint}", file=sys.stderr)
+        return 2
+    # A machine with libtpu and no TPU would print warnings at every start.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    try:
+        COMMANDS[arguments[0]](arguments[1:])
+    except InputError as error:
+        print(f"proteinlm {arguments[0]}: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
+            raise
+        print(f"proteinlm {arguments[0]}: {error.strerror}: {error.filename or 'while writing'}.", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""Evaluation: full splits, remainder kept, one row a split, beside the empirical baseline and the uniform guess.
+
+Every number says its split, its objective, which tokens count and how many. All models and baselines of one table are
+scored on the very same tokens: for a masked model these are the residues that its masks select.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from flax import nnx
+from rich.table import Table
+
+from proteinlm.checkpoint import Run
+from proteinlm.config import Config
+from proteinlm.data import alphabet
+from proteinlm.data.batches import evaluation_batches
+from proteinlm.data.dataset import ProteinDataset
+from proteinlm.data.statistics import EmpiricalBaseline
+from proteinlm.errors import InputError
+from proteinlm.files import whole_file
+from proteinlm.logs import console
+from proteinlm.metrics import Score, Sums, score
+from proteinlm.objective import make_example, residue_weights, token_sums
+from proteinlm.randomness import random_key
+
+SPLITS = ("test", "ood")
+
+
+@dataclass(frozen=True)
+class SplitResult:
+    """Sums of each row (a sequence, or a window of concatenated ones) of a split, N rows, in evaluation order.
+
+    Attributes:
+        rows: int64 [N], the row's place in the split (the manifest's order, for single sequences).
+        residues: nll (nats), correct and count over residues, float64 [N] each.
+        all_tokens: the same over residues and eos; equal to `residues` for a masked model.
+        residue_counts: int64 [N, 25], how often each residue was a counted target, in the order of alphabet.RESIDUES.
+    """
+
+    rows: np.ndarray
+    residues: Sums
+    all_tokens: Sums
+    residue_counts: np.ndarray
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows that hold at least one counted token."""
+        return int((self.all_tokens.count > 0).sum())
+
+    @property
+    def total(self) -> Sums:
+        """Sums over all rows, residues alone."""
+        return Sums(*(float(np.sum(x)) for x in (self.residues.nll, self.residues.correct, self.residues.count)))
+
+
+EvaluationStep = Callable[[nnx.State, dict[str, jax.Array]], dict[str, jax.Array]]
+
+
+def make_evaluation_step(config: Config, graph: nnx.GraphDef) -> EvaluationStep:
+    """Return a compiled (model state, batch) -> sums by row; no dropout, no redraw, masks from (seed, digest)."""
+
+    @jax.jit
+    def step(state: nnx.State, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        model = nnx.merge(graph, state)
+        key = random_key(config.seed, "masks")
+        inputs, targets, weights = make_example(batch["tokens"], batch["keys"], config.objective, key)
+        logits = model(inputs)
+        on_residues = residue_weights(targets, weights)
+        residue = jnp.arange(alphabet.FIRST_RESIDUE, alphabet.SIZE)
+        is_residue = targets[:, :, None] == residue[None, None, :]
+        return {
+            "residues": token_sums(logits, targets, on_residues),
+            "all_tokens": token_sums(logits, targets, weights),
+            "residue_counts": (is_residue * on_residues[:, :, None]).sum(axis=1).astype(jnp.int32),
+        }
+
+    return step
+
+
+def evaluate_split(
+    config: Config,
+    dataset: ProteinDataset,
+    split: str,
+    step: EvaluationStep,
+    state: nnx.State,
+    *,
+    limit: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> SplitResult:
+    """Run a model over a split.
+
+    Args:
+        config: the run's config (its batches and its objective).
+        dataset: where the split is.
+        split: "train", "valid", "test" or "ood"; an empty one gives a result of no rows.
+        step: from `make_evaluation_step`.
+        state: the model's whole nnx state.
+        limit: only so many examples, a fixed random sample (evaluation during training).
+        progress: called with the number of rows after each batch.
+    """
+    parts: list[tuple[np.ndarray, dict]] = []
+    for batch in evaluation_batches(dataset, config.batches, split, limit=limit):
+        on_device = {name: batch[name] for name in ("tokens", "keys")}
+        parts.append((batch["rows"], jax.device_get(step(state, on_device))))
+        if progress:
+            progress(int((batch["rows"] >= 0).sum()))
+    rows = _joined([rows for rows, _ in parts], np.int64)
+    real = rows >= 0
+
+    def sums(name: str) -> Sums:
+        fields = ("nll", "correct", "count")
+        return Sums(*(_joined([getattr(p[name], f) for _, p in parts], np.float64)[real] for f in fields))
+
+    counts = [p["residue_counts"] for _, p in parts] or [np.zeros((0, alphabet.NUM_RESIDUES), np.int64)]
+    return SplitResult(
+        rows[real], sums("residues"), sums("all_tokens"), np.concatenate(counts).astype(np.int64)[_mask(real)]
+    )
+
+
+def _joined(parts: list[np.ndarray], dtype) -> np.ndarray:
+    return np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype)
+
+
+def _mask(real: np.ndarray) -> np.ndarray:
+    return real if real.size else np.zeros(0, bool)
+
+
+def baseline_scores(result: SplitResult, baseline: EmpiricalBaseline, split: str, objective: str) -> list[Score]:
+    """Score the uniform guess and the empirical baseline on the residues that a model was scored on."""
+    counts = result.residue_counts
+    number = counts.sum(axis=1).astype(np.float64)
+    uniform = Sums(number * math.log(alphabet.NUM_RESIDUES), number / alphabet.NUM_RESIDUES, number)
+    empirical = Sums(
+        counts @ -np.asarray(baseline.log_probs, np.float64), counts[:, baseline.argmax].astype(np.float64), number
+    )
+    return [
+        score(sums, split=split, objective=objective, model=name, tokens="residues")
+        for name, sums in (("uniform guess", uniform), ("empirical baseline", empirical))
+    ]
+
+
+def evaluate(
+    run: Run,
+    dataset: ProteinDataset,
+    splits: Sequence[str] = SPLITS,
+) -> list[Score]:
+    """Score a trained model on whole splits.
+
+    Args:
+        run: from `load_run`.
+        dataset: usually the run's own; another one is allowed, the baseline is then fitted on its train split.
+        splits: names among train, valid, test, ood; an empty split gives no rows and a line that says so.
+
+    Returns:
+        For each split: uniform guess, empirical baseline, the model on residues, and for a causal model also on
+        residues and eos.
+    """
+    for split in splits:
+        if split not in dataset.counts:
+            raise InputError(f"there is no split {split!r}; there are {', '.join(dataset.counts)}.")
+    graph, state = nnx.split(run.model)
+    step = make_evaluation_step(run.config, graph)
+    baseline = EmpiricalBaseline.fit(dataset.residue_counts("train"))
+    objective, name = run.config.objective.kind, run.folder.name
+    scores = []
+    for split in splits:
+        if not dataset.counts[split]:
+            console.print(f"split {split} of {dataset.path} is empty: it has no row in the table")
+            continue
+        with console.status(f"evaluating {name} on {split}") as status:
+            seen = 0
+
+            def show(number: int, split=split, status=status) -> None:
+                nonlocal seen
+                seen += number
+                status.update(f"evaluating {name} on {split}: {seen:,} rows")
+
+            result = evaluate_split(run.config, dataset, split, step, state, progress=show)
+        scores += baseline_scores(result, baseline, split, objective)
+        scores.append(score(result.residues, split=split, objective=objective, model=name, tokens="residues"))
+        if objective == "causal":
+            scores.append(
+                score(result.all_tokens, split=split, objective=objective, model=name, tokens="residues+eos")
+            )
+    return scores
+
+
+def scores_table(scores: Sequence[Score], title: str) -> Table:
+    """Return the scores as a table for the terminal."""
+    table = Table(title=title, title_justify="left")
+    for heading, justify in (
+        ("split", "left"), ("objective", "left"), ("model", "left"), ("tokens", "left"), ("accuracy %", "right"),
+        ("95 % interval", "right"), ("perplexity", "right"), ("95 % interval", "right"), ("bits/residue", "right"),
+        ("tokens", "right"), ("sequences", "right"),
+    ):  # fmt: skip
+        table.add_column(heading, justify=justify)
+    for s in scores:
+        table.add_row(
+            s.split, s.objective, s.model, s.tokens, f"{100 * s.accuracy:.2f}",
+            f"{100 * s.accuracy_low:.2f} to {100 * s.accuracy_high:.2f}", f"{s.perplexity:.2f}",
+            f"{s.perplexity_low:.2f} to {s.perplexity_high:.2f}", f"{s.bits_per_residue:.3f}", f"{s.num_tokens:,}",
+            f"{s.num_sequences:,}",
+        )  # fmt: skip
+    return table
+
+
+def write_scores(scores: Sequence[Score], folder: Path, about: dict) -> None:
+    """Write evaluation.csv (one row a score) and evaluation.json (the same, with `about`: run, step, dataset)."""
+    rows = [asdict(s) for s in scores]
+    with whole_file(folder / "evaluation.csv") as handle:
+        pd.DataFrame(rows).to_csv(handle, index=False)
+    with whole_file(folder / "evaluation.json") as handle:
+        clean = [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in r.items()} for r in rows]
+        handle.write(json.dumps({**about, "scores": clean}, indent=2) + "\n")

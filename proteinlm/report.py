@@ -1,0 +1,246 @@
+"""One page about a folder of runs: what the data are, how training went, the scores, the figures, and what they say.
+
+It reads files that the other commands wrote and computes nothing new but the sentences, which follow from the numbers.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import matplotlib.figure
+
+from proteinlm.checkpoint import CONFIG_FILE, read_run_files
+from proteinlm.config import Config
+from proteinlm.data.dataset import ProteinDataset
+from proteinlm.data.statistics import table_1
+from proteinlm.errors import InputError
+from proteinlm.figures import PAGE, PALETTE, save_figure, style
+from proteinlm.files import whole_file
+from proteinlm.logs import read_metrics
+from proteinlm.models.attention import ATTENTION
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What a run's folder says: its config, its curves, its scores and the folder of its figures."""
+
+    folder: Path
+    config: Config
+    dataset: Path
+    metrics: list[dict]
+    scores: list[dict]
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    def score(self, split: str, model: str) -> dict | None:
+        """Return the residue score of a split for a model ("empirical baseline" or the run's name)."""
+        for row in self.scores:
+            if (row["split"], row["model"], row["tokens"]) == (split, model, "residues"):
+                return row
+        return None
+
+
+def find_runs(folder: Path) -> list[RunFiles]:
+    """Return the runs in a folder (or the folder itself, if it is one), by name.
+
+    Raises:
+        InputError: there is none.
+    """
+    candidates = [folder] if (folder / CONFIG_FILE).is_file() else sorted(folder.glob(f"*/{CONFIG_FILE}"))
+    runs = []
+    for place in candidates:
+        run = place if place.is_dir() else place.parent
+        config, origin = read_run_files(run)
+        evaluation = run / "evaluation.json"
+        scores = json.loads(evaluation.read_text(encoding="utf-8"))["scores"] if evaluation.is_file() else []
+        runs.append(RunFiles(run, config, Path(origin["dataset"]), read_metrics(run), scores))
+    if not runs:
+        raise InputError(f"{folder} holds no training run: give the folder of a run, or one that contains runs.")
+    return runs
+
+
+def plot_curves(runs: Sequence[RunFiles]) -> matplotlib.figure.Figure:
+    """Draw perplexity and accuracy over steps, train dashed and validation solid, a colour a run (as the papers do)."""
+    with style():
+        figure = matplotlib.figure.Figure(figsize=(PAGE, 2.8))
+        axes = figure.subplots(1, 2)
+        for run, colour, marker in zip(runs, PALETTE * (1 + len(runs) // len(PALETTE)), "osD^vPX*" * 9, strict=False):
+            for axis, value, scale in ((axes[0], "perplexity", 1.0), (axes[1], "accuracy", 100.0)):
+                for kind, line in (("train", "--"), ("valid", "-")):
+                    rows = [r for r in run.metrics if r["kind"] == kind and r.get(value) is not None]
+                    dots = {"marker": marker, "markersize": 4} if kind == "valid" else {"linewidth": 0.9}
+                    axis.plot(
+                        [r["step"] for r in rows], [scale * r[value] for r in rows], line, color=colour,
+                        label=f"{run.name}, {kind}", **dots,
+                    )  # fmt: skip
+        for axis, label in ((axes[0], "Perplexity per token"), (axes[1], "Accuracy (%)")):
+            axis.set_xlabel("Optimizer step")
+            axis.set_ylabel(label)
+            axis.set_xlim(left=0)
+        axes[0].legend(loc="upper right")
+    return figure
+
+
+def write_report(folder: str | Path) -> Path:
+    """Write FOLDER/report.md with curves.png and curves.pdf, and return the page's path.
+
+    Raises:
+        InputError: the folder holds no run.
+    """
+    folder = Path(folder)
+    runs = find_runs(folder)
+    save_figure(plot_curves(runs), folder / "curves")
+    sections = ["# Report\n", _introduction(runs), _data(runs, folder), _training(runs), _scores(runs)]
+    sections += [_figures(run, folder) for run in runs]
+    path = folder / "report.md"
+    with whole_file(path) as handle:
+        handle.write("\n".join(section for section in sections if section))
+    return path
+
+
+def _introduction(runs: Sequence[RunFiles]) -> str:
+    lines = ["Each number below was measured by the commands that made this folder; nothing is copied from a paper.\n"]
+    lines += ["| run | objective | attention | layers x width | rows x tokens | steps |", "|---|---|---|---|---|---|"]
+    for run in runs:
+        c = run.config
+        attention = next(name for name, kind in ATTENTION.items() if isinstance(c.model.attention, kind))
+        function = getattr(c.model.attention, "function", "")
+        done = max((r["step"] for r in run.metrics), default=0)
+        lines.append(
+            f"| {run.name} | {c.objective.kind} | {attention}{f' ({function})' if function else ''} | "
+            f"{c.model.num_layers} x {c.model.embed_dim} | {c.batches.batch_size} x {c.batches.length} "
+            f"({c.batches.form}) | {done} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _data(runs: Sequence[RunFiles], folder: Path) -> str:
+    parts = []
+    for path in sorted({run.dataset for run in runs}):
+        if not path.is_dir():
+            parts.append(f"The dataset {path} is no longer there, so its table is left out.\n")
+            continue
+        dataset = ProteinDataset.open(path)
+        frame = table_1(dataset)
+        parts.append(
+            f"## Data\n\n`{os.path.relpath(path, folder)}`: sequences without copies, lengths in residues (Table 1 of "
+            "the Performer paper, for this dataset). `ood` holds the proteins of the held-out Pfam families; the "
+            "other splits are drawn at random from the rest.\n\n" + markdown_table(frame.columns, frame.itertuples(index=False))
+        )
+    return "\n".join(parts)
+
+
+def _training(runs: Sequence[RunFiles]) -> str:
+    lines = [
+        "## Training\n",
+        "![Perplexity and accuracy over steps](curves.png)\n",
+        "Train is dashed (every counted token of the steps since the last point, eos included, with dropout if the "
+        "config has any), valid is solid (residues alone, no dropout).\n",
+    ]
+    for run in runs:
+        rates = [r["tokens_per_second"] for r in run.metrics if r["kind"] == "train"][1:]
+        if rates:
+            lines.append(f"- {run.name}: {sorted(rates)[len(rates) // 2]:,.0f} tokens/s (median).")
+    return "\n".join(lines) + "\n"
+
+
+def _scores(runs: Sequence[RunFiles]) -> str:
+    rows = [s for run in runs for s in run.scores]
+    if not rows:
+        return "## Scores\n\nNo run has been evaluated yet: `proteinlm evaluate RUN...`.\n"
+    columns = ("run", "split", "model", "tokens", "accuracy (%)", "95 %", "perplexity", "95 %", "bits/residue", "tokens", "rows")
+    body = [
+        (
+            run.name, s["split"], s["model"] if s["model"] != run.name else f"**{run.name}**", s["tokens"],
+            f"{100 * s['accuracy']:.2f}", f"{100 * s['accuracy_low']:.2f} to {100 * s['accuracy_high']:.2f}",
+            f"{s['perplexity']:.2f}", f"{s['perplexity_low']:.2f} to {s['perplexity_high']:.2f}",
+            f"{s['bits_per_residue']:.3f}", f"{s['num_tokens']:,}", f"{s['num_sequences']:,}",
+        )
+        for run in runs
+        for s in run.scores
+    ]  # fmt: skip
+    text = (
+        "## Scores\n\nPerplexity is exp of the mean negative log-likelihood per counted token: the number of residues "
+        "that the model hesitates between. The baseline always says the residue frequencies of train; it and the "
+        "uniform guess are scored on the same tokens as the model. Intervals are 95 % by bootstrap over sequences "
+        "(windows, for concatenated runs).\n\n"
+    )
+    sentences = [sentence for run in runs for sentence in what_the_scores_say(run)]
+    return text + markdown_table(columns, body) + "\n" + "\n".join(f"- {s}" for s in sentences) + "\n"
+
+
+def what_the_scores_say(run: RunFiles) -> list[str]:
+    """Return sentences that follow from a run's scores: against the baseline, and ood against test."""
+    sentences = []
+    for split in ("test", "ood"):
+        ours, baseline = run.score(split, run.name), run.score(split, "empirical baseline")
+        if ours and baseline:
+            change = 1 - ours["perplexity"] / baseline["perplexity"]
+            word = "below" if change > 0 else "above"
+            sentences.append(
+                f"{run.name} on {split}: perplexity {ours['perplexity']:.2f}, {100 * abs(change):.0f} % {word} the "
+                f"baseline's {baseline['perplexity']:.2f}; accuracy {100 * ours['accuracy']:.1f} % against "
+                f"{100 * baseline['accuracy']:.1f} %."
+            )
+    test, ood = run.score("test", run.name), run.score("ood", run.name)
+    if test and ood:
+        if ood["perplexity_low"] > test["perplexity_high"]:
+            verdict = "is worse than test, beyond both intervals: families that were never seen are harder"
+        elif ood["perplexity"] > test["perplexity"]:
+            verdict = "is worse than test, but the intervals overlap: more ood sequences or more training would tell"
+        else:
+            verdict = "is not worse than test: this model has not learned what is particular to the train families"
+        sentences.append(
+            f"{run.name}: ood ({ood['perplexity']:.2f}) {verdict} ({test['perplexity']:.2f} on test)."
+        )
+    return sentences
+
+
+def _figures(run: RunFiles, folder: Path) -> str:
+    place = run.folder / "analysis"
+    parts = []
+    if (place / "attention.png").is_file():
+        parts.append(
+            f"![Attention maps]({os.path.relpath(place / 'attention.png', folder)})\n\nEach panel is one head's attention matrix, "
+            "measured by one-hot V probing: row i says where residue i looks. A diagonal is a head that looks at "
+            "neighbours, a vertical line one that looks at the same residues from everywhere.\n"
+        )
+    if (place / "similarity.png").is_file():
+        parts.append(f"![Amino-acid similarity]({os.path.relpath(place / 'similarity.png', folder)})\n")
+        numbers = json.loads((place / "similarity.json").read_text(encoding="utf-8"))
+        parts.append(_similarity_sentence(numbers))
+    return f"## What attention learned: {run.name}\n\n" + "\n".join(parts) if parts else ""
+
+
+def _similarity_sentence(numbers: dict) -> str:
+    p = numbers["p_value"]
+    verdict = (
+        "more alike than shuffled labels would be" if p < 0.05 else "not distinguishable from shuffled labels"
+    )
+    return (
+        f"Two amino acids are similar when heads treat them alike. Over {numbers['num_sequences']:,} sequences the "
+        f"correlation with normalised {numbers['blosum']} over the {numbers['num_pairs']} pairs of different residues "
+        f"is {numbers['pearson']:.2f} (Pearson; permutation p = {p:.3g}): {verdict}. Closest pairs: "
+        + ", ".join(f"({a}, {b})" for a, b, *_ in numbers["closest_pairs"][:6])
+        + ".\n"
+    )
+
+
+def markdown_table(columns: Iterable[str], rows: Iterable[Sequence]) -> str:
+    """Return a Markdown table; numbers that are not whole get two decimals."""
+
+    def cell(value) -> str:
+        if isinstance(value, float):
+            return f"{value:,.0f}" if value.is_integer() else f"{value:,.2f}"
+        return f"{value:,}" if isinstance(value, int) else str(value)
+
+    columns = list(columns)
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(cell(value) for value in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,147 @@
+import dataclasses
+import json
+
+import pytest
+
+from proteinlm import config as config_module
+from proteinlm.config import (
+    Config,
+    FavorConfig,
+    GeneralizedConfig,
+    IdentityConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    SoftmaxConfig,
+    load_config,
+    named_configs,
+)
+from proteinlm.errors import InputError
+
+
+def with_attention(attention):
+    config = Config()
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, attention=attention))
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [SoftmaxConfig(), FavorConfig(num_features=7), GeneralizedConfig(function="cos"), IdentityConfig()],
+    ids=lambda a: a.kind,
+)
+def test_json_round_trip_keeps_every_field(attention):
+    config = with_attention(attention)
+    assert Config.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize("name", named_configs())
+def test_each_experiment_loads_and_round_trips(name):
+    config = load_config(name)
+    assert Config.from_json(config.to_json()) == config
+
+
+def broken(change):
+    plain = json.loads(Config().to_json())
+    change(plain)
+    return json.dumps(plain)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c["model"].update(num_layer=3), ["model", "num_layer", "did you mean 'num_layers'"]),
+        (lambda c: c.update(qqqq=3), ["qqqq", "the fields are"]),
+        (lambda c: c["optimizer"].pop("b2"), ["optimizer", "lacks b2"]),
+        (lambda c: c["optimizer"].update(b2="0.98"), ["optimizer.b2", "'0.98'", "float"]),
+        (lambda c: c["model"].update(num_layers=True), ["model.num_layers", "True", "int"]),
+        (lambda c: c["model"].update(num_layers=2.0), ["model.num_layers", "2.0", "int"]),
+        (lambda c: c["objective"].update(kind="masc"), ["objective.kind", "'masc'", "'masked'"]),
+        (lambda c: c["model"]["attention"].update(kind="magic"), ["model.attention", "magic", "softmax"]),
+        (lambda c: c["model"].update(attention=3), ["model.attention", "kind"]),
+        (lambda c: c["batches"].update(buckets=3), ["batches.buckets", "list"]),
+        (lambda c: c.update(model=3), ["model", "object"]),
+    ],
+)
+def test_reading_is_strict_and_names_the_place(change, words):
+    with pytest.raises(InputError) as error:
+        Config.from_json(broken(change), "runs/x/config.json")
+    assert "runs/x/config.json" in str(error.value)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_not_json_is_said():
+    with pytest.raises(InputError, match="is not JSON"):
+        Config.from_json("{", "file")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Config(model=ModelConfig(vocab_size=7)), "29"),
+        (lambda: dataclasses.replace(Config(), num_steps=0), "num_steps"),
+        (lambda: dataclasses.replace(Config(), eval_every=-1), "eval_every"),
+        (lambda: ObjectiveConfig(mask_fraction=0.0), "mask_fraction"),
+        (lambda: ObjectiveConfig(mask_token=0.8, random_token=0.3), "at most 1"),
+        (lambda: OptimizerConfig(learning_rate=0.0), "learning_rate"),
+        (lambda: OptimizerConfig(clip=-1.0), "clip"),
+        (lambda: ModelConfig(vocab_size=29, embed_dim=10, num_heads=3), "num_heads"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(make, words):
+    with pytest.raises(InputError, match=words):
+        make()
+
+
+def test_windows_longer_than_the_positions_are_refused():
+    config = Config()
+    model = dataclasses.replace(config.model, max_length=100)
+    with pytest.raises(InputError, match=r"batches\.length is 1024 .* 100"):
+        dataclasses.replace(config, model=model)
+
+
+def test_a_misspelt_name_gets_the_nearest():
+    with pytest.raises(InputError, match="did you mean quickstart_causal"):
+        load_config("quickstart_casual")
+    with pytest.raises(InputError, match="did you mean quickstart_causal"):
+        load_config("configs/quickstart_casual.py")
+
+
+def test_a_file_of_ones_own(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import dataclasses\nfrom proteinlm.config import Config\n"
+        "def get_config():\n    return dataclasses.replace(Config(), num_steps=3)\n"
+    )
+    assert load_config(str(file)).num_steps == 3
+    saved = tmp_path / "saved.json"
+    saved.write_text(load_config(str(file)).to_json())
+    assert load_config(str(saved)).num_steps == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def get_config():\n    return 3\n", "returned int"),
+        ("x = 1\n", "get_config"),
+        ("def get_config(:\n", "cannot be read"),
+        ("from proteinlm.config import Config\ndef get_config():\n    return Config(num_step=3)\n", "num_step"),
+        ("from proteinlm.config import Config\ndef get_config():\n    return Config(num_steps=0)\n", "num_steps"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path, text, words):
+    file = tmp_path / "bad.py"
+    file.write_text(text)
+    with pytest.raises(InputError, match=words) as error:
+        load_config(str(file))
+    assert "bad.py" in str(error.value)
+
+
+def test_an_installed_package_finds_its_experiments(tmp_path, monkeypatch):
+    (tmp_path / "proteinlm" / "configs").mkdir(parents=True)
+    (tmp_path / "proteinlm" / "configs" / "only.py").write_text(
+        "from proteinlm.config import Config\ndef get_config():\n    return Config()\n"
+    )
+    monkeypatch.setattr(config_module, "__file__", str(tmp_path / "proteinlm" / "config.py"))
+    assert named_configs() == ["only"]
+    assert load_config("only") == Config()

@@ -1,0 +1,48 @@
+"""The layout is the explanation of the system: what may stand where is checked here; layers by import-linter."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted(p for folder in ("proteinlm", "configs", "tests", "benchmarks") for p in (ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_file_holds_one_idea(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+    assert path.name not in ("utils.py", "helpers.py", "common.py", "misc.py")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda p: p.stem)
+def test_configs_import_the_config_alone(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            pytest.fail(f"{path.name} imports {node.names[0].name}")
+        if isinstance(node, ast.ImportFrom):
+            assert node.module == "proteinlm.config"
+
+
+def test_each_module_has_its_tests():
+    untested = {"__init__.py", "errors.py"}
+    for path in sorted((ROOT / "proteinlm").rglob("*.py")):
+        relative = path.relative_to(ROOT / "proteinlm")
+        if path.name not in untested:
+            test = ROOT / "tests" / relative.parent / f"test_{path.name}"
+            assert test.is_file(), f"{relative} has no {test.relative_to(ROOT)}"
+
+
+def test_import_contracts_hold():
+    linter = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([linter], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_notebooks_are_committed_without_outputs():
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            assert not cell.get("outputs"), path.name
