@@ -165,8 +165,8 @@ class TrainBatches:
         # again.
         with self._lock:
             if epoch not in self._plans:
-                # Reading ahead crosses from one epoch to the next: these two are kept, older ones are not.
-                self._plans = {kept: plan for kept, plan in self._plans.items() if kept == epoch - 1}
+                # Threads that read ahead cross from one epoch to the next, in any order: neighbours are kept.
+                self._plans = {kept: plan for kept, plan in self._plans.items() if abs(kept - epoch) == 1}
                 generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([self._seed, epoch])))
                 self._plans[epoch] = self._examples.shuffled(generator)
             return self._plans[epoch]

@@ -381,6 +381,20 @@ def test_many_threads_plan_an_epoch_once():
     assert 4 <= len(shuffles) <= 5  # the threads may have begun the fifth
 
 
+@BOTH
+def test_an_epoch_is_planned_once_where_two_meet_and_forgotten_later(config):
+    batches = TrainBatches(dataset(60, longest=70), config)
+    size = batches.batches_per_epoch
+    shuffles = []
+    original = batches._examples.shuffled
+    batches._examples.shuffled = lambda generator: shuffles.append(1) or original(generator)
+    for step in (size, size - 1, size + 1, size - 2, 2 * size, size):
+        batches.batch(step)
+    assert len(shuffles) == 3
+    batches.batch(20 * size)
+    assert list(batches._plans) == [20]
+
+
 # Evaluation
 
 
