@@ -89,21 +89,21 @@ def test_exact_share_of_residues_alone_is_selected(lengths, seed):
 
 
 def test_masks_do_not_depend_on_the_batch():
-    lengths = [40, 7, 23, 31]
-    tokens, keys = rows(lengths, 41), keys_for(4)
+    lengths = [60, 7, 23, 51]
+    tokens, keys = rows(lengths, 61), keys_for(4)
     inputs, _, weights = map(np.asarray, masked(tokens, keys, MASKED, KEY))
     # Other places, other batch mates, other padded lengths.
     order = [2, 0, 3, 1]
-    for width in (41, 200):
+    for width in (61, 200):
         wide = np.zeros((5, width), np.uint8)
-        wide[:4, :41] = tokens[order]
+        wide[:4, :61] = tokens[order]
         wide[4] = rows([width - 1], width, 9)
         other_inputs, _, other = map(
             np.asarray, masked(wide, np.vstack([keys[order], keys[:1]]), MASKED, KEY)
         )
-        np.testing.assert_array_equal(other[:4, :41], weights[order])
-        np.testing.assert_array_equal(other_inputs[:4, :41], inputs[order])
-        assert not other[:4, 41:].any()
+        np.testing.assert_array_equal(other[:4, :61], weights[order])
+        np.testing.assert_array_equal(other_inputs[:4, :61], inputs[order])
+        assert not other[:4, 61:].any()
     alone = masked(tokens[1:2, :9], keys[1:2], MASKED, KEY)
     np.testing.assert_array_equal(np.asarray(alone.inputs)[0], inputs[1, :9])
 
@@ -111,12 +111,12 @@ def test_masks_do_not_depend_on_the_batch():
 def test_random_bits_are_stable_at_the_front():
     # What the test above rests on; a JAX that breaks it is to be seen here first.
     long = np.asarray(jax.random.bits(KEY, (512,), jnp.uint32))
-    for length in (1, 7, 64, 511):
+    for length in (7, 64):
         np.testing.assert_array_equal(np.asarray(jax.random.bits(KEY, (length,), jnp.uint32)), long[:length])
 
 
 def test_masks_are_a_function_of_key_content_and_step():
-    tokens, keys = rows([200] * 4, 201), keys_for(4)
+    tokens, keys = rows([60] * 4, 61), keys_for(4)
 
     def weights(keys=keys, key=KEY, step=None):
         return np.asarray(masked(tokens, keys, MASKED, key, step).weights)
@@ -140,19 +140,13 @@ def test_masks_are_a_function_of_key_content_and_step():
         assert (weights(keys=changed) != evaluation).any(axis=1).all()
 
 
-def test_every_place_is_selected_equally_often():
-    draws, n = 4000, 20
-    tokens = np.repeat(rows([n], n + 1), draws, axis=0)
-    weights = np.asarray(masked(tokens, keys_for(draws), MASKED, KEY).weights)
-    share = weights.mean(axis=0)[:n]
-    assert (abs(share - 0.15) < 5 * np.sqrt(0.15 * 0.85 / draws)).all()
-
-
 def test_shares_of_mask_random_and_kept():
     tokens = np.full((400, 101), alphabet.FIRST_RESIDUE, np.uint8)  # all alanine
     tokens[:, -1] = alphabet.EOS
     config = dataclasses.replace(MASKED, mask_fraction=0.5)
     inputs, _, weights = map(np.asarray, masked(tokens, keys_for(400), config, KEY))
+    # Every place is selected equally often.
+    assert (abs(weights.mean(axis=0)[:100] - 0.5) < 5 * np.sqrt(0.25 / 400)).all()
     chosen = inputs[weights > 0]
     assert len(chosen) == 400 * 50
     close = functools.partial(pytest.approx, abs=5 * np.sqrt(0.25 / len(chosen)))
@@ -187,22 +181,19 @@ def test_fractions_at_their_ends(mask_token, random_token, want):
 
 
 def test_one_residue_is_selected_and_an_empty_row_is_not():
-    tokens = rows([1, 2, 0], 4)
-    tokens[2] = alphabet.PAD  # a filler row
-    weights = np.asarray(masked(tokens, keys_for(3), MASKED, KEY).weights)
-    assert weights.sum(axis=1).tolist() == [1, 1, 0]
+    tokens = rows([1, 2, 0, 0], 61)
+    tokens[3] = alphabet.PAD  # a filler row; the one before is a lone <eos>
+    weights = np.asarray(masked(tokens, keys_for(4), MASKED, KEY).weights)
+    assert weights.sum(axis=1).tolist() == [1, 1, 0, 0]
 
 
 def test_make_example_follows_the_config():
-    tokens, keys = rows([9, 4], 10), keys_for(2)
-    causal = make_example(tokens, keys, ObjectiveConfig(kind="causal"), KEY, 3)
+    tokens, keys = rows([60, 4, 9, 0], 61), keys_for(4)
+    example = jax.jit(make_example, static_argnames="config")
+    causal = example(tokens, keys, ObjectiveConfig(kind="causal"), KEY)
     for got, want in zip(causal, causal_example(jnp.asarray(tokens)), strict=True):
         np.testing.assert_array_equal(got, want)
-    for got, want in zip(
-        jax.jit(make_example, static_argnums=2)(tokens, keys, MASKED, KEY, 3),
-        masked(tokens, keys, MASKED, KEY, 3),
-        strict=True,
-    ):
+    for got, want in zip(example(tokens, keys, MASKED, KEY), masked(tokens, keys, MASKED, KEY), strict=True):
         np.testing.assert_array_equal(got, want)
 
 
@@ -253,7 +244,7 @@ def test_nothing_to_predict_gives_loss_zero_and_gradient_zero(kind):
         _, targets, weights = make_example(tokens, keys_for(2), ObjectiveConfig(kind=kind), KEY, 0)
         return mean_loss(token_sums(logits, targets, weights))
 
-    value, gradient = jax.value_and_grad(loss)(jnp.ones((2, 5, alphabet.SIZE)))
+    value, gradient = jax.jit(jax.value_and_grad(loss))(jnp.ones((2, 5, alphabet.SIZE)))
     assert value == 0
     np.testing.assert_array_equal(gradient, 0)
 
