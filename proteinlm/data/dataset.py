@@ -1,0 +1,329 @@
+"""The dataset on disk: plain TFDS in ArrayRecord files, and beside it the manifest, statistics, provenance, rejects.
+
+Anyone can read it without this package and without TensorFlow:
+
+    import tensorflow_datasets as tfds
+    train = tfds.builder_from_directory("data/sprot").as_data_source("train")
+    train[0]["sequence"]
+"""
+
+import functools
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from proteinlm.data.splits import SPLITS
+from proteinlm.data.statistics import SplitStatistics
+from proteinlm.errors import InputError
+from proteinlm.files import whole_file
+
+VERSION = "1.0.0"
+"""Of the layout: the features of the examples and the files beside them."""
+
+DATASET_INFO = "dataset_info.json"
+MANIFEST = "manifest.parquet"
+STATISTICS = "statistics.json"
+PROVENANCE = "provenance.json"
+REJECTS = "rejects.tsv"
+
+RECORD_OPTIONS = "group_size:1,uncompressed"
+"""How ArrayRecord stores examples: each by itself.
+
+Grain and TFDS log an error for every file whose group size is not 1. Compressed one by one proteins hardly shrink, and
+writing takes four times as long; in groups of 16 files would be half as large and written no faster.
+"""
+
+MANIFEST_SCHEMA = pa.schema(
+    {
+        "accession": pa.string(),
+        "digest": pa.binary(16),
+        "length": pa.int32(),
+        "families": pa.list_(pa.string()),
+        "split": pa.dictionary(pa.int8(), pa.string()),
+        "copies": pa.int32(),
+        "accessions": pa.list_(pa.string()),
+        "taxon": pa.int32(),
+    }
+)
+"""One row an example, in the dataset's order: train, valid, test, ood, and by digest inside each."""
+
+DESCRIPTION = (
+    "Protein sequences, each once, in the order of their MD5, split at random and by held-out Pfam families. "
+    "Written by proteinlm; manifest.parquet, statistics.json and provenance.json beside it say what it holds."
+)
+
+
+def shard_name(name: str, split: str, shard: int, num_shards: int) -> str:
+    """Return the file name that TFDS expects for one shard."""
+    return f"{name}-{split}.array_record-{shard:05d}-of-{num_shards:05d}"
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _field(payload: bytes) -> bytes:
+    """One length-delimited protobuf field number 1."""
+    return b"\x0a" + _varint(len(payload)) + payload
+
+
+def _entry(key: bytes, values: Sequence[bytes]) -> bytes:
+    """One entry of Example.features.feature: a key and its Feature with a BytesList."""
+    feature = _field(b"".join(map(_field, values)))
+    return _field(_field(key) + b"\x12" + _varint(len(feature)) + feature)
+
+
+@functools.lru_cache(1 << 16)
+def _head(key: bytes, length: int) -> bytes:
+    """What stands before a single value of `length` bytes: the same for all values of that length."""
+    return _entry(key, [bytes(length)])[: -length or None]
+
+
+@functools.lru_cache(1 << 16)
+def _families_entry(families: bytes) -> bytes:
+    return _entry(b"families", families.split(b";") if families else [])
+
+
+def encode_example(accession: bytes, digest: bytes, families: bytes, sequence: bytes) -> bytes:
+    """Return a serialised tf.train.Example, fields in the order of their keys.
+
+    Written by hand: the bytes are those of protobuf's deterministic serialisation (a test compares them), in a fifth
+    of the time, and on every version of protobuf.
+
+    Args:
+        accession: ASCII.
+        digest: 16 bytes; stored as 32 hexadecimal digits.
+        families: PF ids joined by `;`; stored as a list.
+        sequence: canonical letters.
+    """
+    features = b"".join(
+        (
+            _head(b"accession", len(accession)), accession,
+            _head(b"digest", 32), digest.hex().encode(),
+            _families_entry(families),
+            _head(b"sequence", len(sequence)), sequence,
+        )
+    )  # fmt: skip
+    return b"\x0a" + _varint(len(features)) + features
+
+
+def write_tfds_metadata(folder: Path, name: str, shard_lengths: Mapping[str, Sequence[int]]) -> None:
+    """Write dataset_info.json and features.json for shards that lie in `folder`.
+
+    Args:
+        folder: of the dataset.
+        name: TFDS's name of it, [a-z0-9_].
+        shard_lengths: examples in each shard of each split; a split without examples is left out, since TFDS refuses
+            to open an empty one.
+    """
+    # Slow to import, and only the last step of ingest needs it.
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core.dataset_info import DatasetIdentity
+
+    text = tfds.features.Text
+    features = tfds.features.FeaturesDict(
+        {
+            "accession": text(),
+            "digest": text(),
+            "families": tfds.features.Sequence(text()),
+            "sequence": text(),
+        }
+    )
+    identity = DatasetIdentity(name=name, version=VERSION, data_dir=os.fspath(folder), module_name="")
+    info = tfds.core.DatasetInfo(
+        builder=identity,
+        description=DESCRIPTION,
+        features=features,
+        homepage="https://www.uniprot.org",
+        # Examples come in the order of their digests, which is as good as shuffled and must stay.
+        disable_shuffling=True,
+    )
+    info.set_file_format("array_record")
+    infos = []
+    for split, lengths in shard_lengths.items():
+        if sum(lengths):
+            files = [folder / shard_name(name, split, i, len(lengths)) for i in range(len(lengths))]
+            size = sum(file.stat().st_size for file in files)
+            infos.append(tfds.core.SplitInfo(name=split, shard_lengths=list(lengths), num_bytes=size))
+    info.set_splits(tfds.core.splits.SplitDict(infos))
+    info.write_to_directory(os.fspath(folder))
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON that is the same for the same content."""
+    with whole_file(path) as handle:
+        json.dump(content, handle, indent=1)
+        handle.write("\n")
+
+
+class ProteinDataset:
+    """A dataset that `proteinlm ingest` wrote, open for reading; it can be pickled.
+
+    Attributes:
+        path: its folder.
+        name, version: as TFDS has them.
+        counts: number of sequences in train, valid, test and ood; 0 for an empty split.
+        fingerprint: identifies the sequences of every split and their order, however many shards hold them.
+        provenance: sources, settings, and what was rejected, as in provenance.json.
+        statistics: of each split, over whole sequences.
+    """
+
+    def __init__(
+        self, path: Path, info: dict[str, Any], provenance: dict[str, Any], statistics: dict[str, Any]
+    ):
+        self.path = path
+        self.name: str = info["name"]
+        self.version: str = info["version"]
+        self.provenance = provenance
+        self.fingerprint: str = provenance["fingerprint"]
+        self.statistics = {split: SplitStatistics.from_json(statistics["splits"][split]) for split in SPLITS}
+        self.counts = {split: s.count for split, s in self.statistics.items()}
+        self._shards = {
+            split["name"]: [int(length) for length in split.get("shardLengths", [])]
+            for split in info.get("splits", [])
+        }
+        self._sources: dict[str, Any] = {}
+
+    @classmethod
+    def open(cls, path: str | os.PathLike) -> "ProteinDataset":
+        """Open a dataset's folder.
+
+        Raises:
+            InputError: it does not exist, is no dataset of this package, is unfinished, or lacks a file.
+        """
+        path = Path(path)
+        partial = path.with_name(f".{path.name}.partial")
+        if not path.is_dir():
+            hint = f"; an ingest was begun ({partial}) and has not ended" if partial.is_dir() else ""
+            raise InputError(
+                f"there is no dataset {path}{hint}: make one with proteinlm ingest --output {path}."
+            )
+        try:
+            parts = [
+                json.loads((path / part).read_bytes()) for part in (DATASET_INFO, PROVENANCE, STATISTICS)
+            ]
+            dataset = cls(path, *parts)
+        except FileNotFoundError as error:
+            raise InputError(
+                f"{path} is no dataset of proteinlm: it lacks {Path(error.filename).name}. Name the folder that proteinlm "
+                "ingest wrote."
+            ) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{path} is damaged: its JSON files cannot be read ({error!r}); ingest again."
+            ) from error
+        for file in (path / MANIFEST, *(file for split in dataset._shards for file in dataset._files(split))):
+            if not file.is_file():
+                raise InputError(
+                    f"{path} is incomplete: it lacks {file.name}; copy it again or ingest again."
+                )
+        return dataset
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_sources": {}}
+
+    def _files(self, split: str) -> list[Path]:
+        lengths = self._shards.get(split, [])
+        return [self.path / shard_name(self.name, split, i, len(lengths)) for i in range(len(lengths))]
+
+    def _check(self, split: str) -> None:
+        if split not in self.counts:
+            raise InputError(f"{self.path} has no split {split!r}; it has {', '.join(self.counts)}.")
+
+    def _column(self, split: str, column: str) -> pa.ChunkedArray:
+        """Read one column of one split: whole row groups where the split's rows lie, and no others."""
+        self._check(split)
+        start = sum(self.counts[s] for s in SPLITS[: SPLITS.index(split)])
+        stop = start + self.counts[split]
+        with pq.ParquetFile(self.path / MANIFEST) as file:
+            first = 0
+            groups, skip = [], 0
+            for index in range(file.num_row_groups):
+                rows = file.metadata.row_group(index).num_rows
+                if first < stop and first + rows > start:
+                    skip = start - first if not groups else skip
+                    groups.append(index)
+                first += rows
+            return file.read_row_groups(groups, columns=[column]).column(column).slice(skip, stop - start)
+
+    def lengths(self, split: str) -> np.ndarray:
+        """Return the residues of each sequence of a split, int32 [n], in the dataset's order."""
+        return self._column(split, "length").to_numpy().astype(np.int32)
+
+    def digests(self, split: str) -> np.ndarray:
+        """Return the MD5 of each sequence of a split, uint8 [n, 16], in the dataset's order."""
+        column = self._column(split, "digest").combine_chunks()
+        if not len(column):
+            return np.zeros((0, 16), np.uint8)
+        joined = np.frombuffer(column.buffers()[1], np.uint8).reshape(-1, 16)
+        return joined[column.offset : column.offset + len(column)].copy()
+
+    def sequences(self, split: str, indices: Sequence[int] | np.ndarray) -> list[bytes]:
+        """Return the canonical letters of the sequences at `indices` of a split, in the order asked for.
+
+        Raises:
+            IndexError: an index is outside 0 ... counts[split] - 1.
+        """
+        self._check(split)
+        wanted = np.asarray(indices, np.int64).reshape(-1)
+        if not wanted.size:
+            return []
+        if wanted.min() < 0 or wanted.max() >= self.counts[split]:
+            raise IndexError(
+                f"{split} has rows 0 to {self.counts[split] - 1}; asked for {wanted.min()} to {wanted.max()}"
+            )
+        from tensorflow_datasets.proto import tf_example_pb2
+
+        read = tf_example_pb2.Example.FromString
+        found = self._source(split).__getitems__(wanted.tolist())
+        return [read(example).features.feature["sequence"].bytes_list.value[0] for example in found]
+
+    def _source(self, split: str) -> Any:
+        if split not in self._sources:
+            from array_record.python.array_record_data_source import ArrayRecordDataSource
+
+            # Told how many records each file has, it need not open all of them first.
+            paths = [
+                f"{file}[0:{length}]"
+                for file, length in zip(self._files(split), self._shards[split], strict=True)
+                if length
+            ]
+            self._sources[split] = ArrayRecordDataSource(paths)
+        return self._sources[split]
+
+    def residue_counts(self, split: str) -> np.ndarray:
+        """Return how often each residue occurs in a split, int64 [25], order of `alphabet.RESIDUES`."""
+        self._check(split)
+        return self.statistics[split].residues
+
+    def manifest(self) -> pa.Table:
+        """Return the whole manifest (see MANIFEST_SCHEMA) in memory; `.to_pandas()` makes a data frame of it."""
+        return pq.read_table(self.path / MANIFEST, schema=MANIFEST_SCHEMA)
+
+    def find(self, accession: str) -> tuple[str, list[int]] | None:
+        """Return the split and the row of a protein, ready for `sequences`; None if no copy has that accession."""
+        table = pq.read_table(self.path / MANIFEST, columns=["accession", "accessions"])
+        row = pc.index(table.column("accession"), accession).as_py()
+        if row < 0:
+            names = table.column("accessions").combine_chunks()
+            place = pc.index(pc.list_flatten(names), accession).as_py()
+            if place < 0:
+                return None
+            row = pc.list_parent_indices(names)[place].as_py()
+        for split in SPLITS:
+            if row < self.counts[split]:
+                return split, [row]
+            row -= self.counts[split]
+        return None

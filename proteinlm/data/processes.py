@@ -1,0 +1,126 @@
+"""The processes of the local engine: what each one holds, how tasks reach it, how it ends."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+from proteinlm.data import stages
+from proteinlm.data.sources import Block
+from proteinlm.data.splits import SplitsConfig
+
+
+class Worker:
+    """What a process needs for each task; one for each process, made once.
+
+    Args:
+        work: scratch folder.
+        num_buckets: a power of two.
+        splits: how records are split.
+        output: folder that shards and manifest are written to.
+        name: of the dataset.
+    """
+
+    def __init__(self, work: Path, num_buckets: int, splits: SplitsConfig, output: Path, name: str):
+        self.work, self.num_buckets, self.splits, self.output, self.name = (
+            work,
+            num_buckets,
+            splits,
+            output,
+            name,
+        )
+        folder = work / "families"
+        self.families = stages.Families(folder) if folder.is_dir() else None
+
+    def map(self, block: Block) -> stages.MapResult:
+        return stages.map_block(block, self.work, self.num_buckets, self.families, str(os.getpid()))
+
+    def reduce(self, bucket: int) -> stages.ReduceResult:
+        return stages.reduce_bucket(bucket, self.work, self.splits)
+
+    def write(self, task: stages.Shard | dict[str, list[int]]) -> str | None:
+        """Write a shard, or the manifest, whose fingerprint is returned."""
+        if isinstance(task, dict):
+            return stages.write_manifest(task, self.work, self.output)
+        return stages.write_shard(task, self.work, self.output, self.name)
+
+
+_worker: Worker | None = None
+
+
+def _start_worker(*arguments: Any) -> None:
+    global _worker
+    # Ctrl-C reaches every process of the terminal; the first one decides what to do about it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _worker = Worker(*arguments)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_leave_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _leave_with(sentinel: int) -> None:
+    """End this process when the one that started it has ended, however that was."""
+    connection.wait([sentinel])
+    os._exit(1)
+
+
+def _call(method: str, task: Any) -> Any:
+    return getattr(_worker, method)(task)
+
+
+Submit = Callable[..., Iterator[Any]]
+
+
+@contextlib.contextmanager
+def pool(workers: int, arguments: tuple) -> Iterator[Submit]:
+    """Give a function (method, tasks) that runs a worker's method on each task and yields results in the tasks' order.
+
+    With keyed=True a task is (key, load): the key stays here and comes back beside the result.
+
+    Args:
+        workers: 1 runs everything in this process.
+        arguments: of `Worker`.
+    """
+    if workers == 1:
+        alone = Worker(*arguments)
+
+        def here(method: str, tasks: Iterable, keyed: bool = False) -> Iterator[Any]:
+            call = getattr(alone, method)
+            for task in tasks:
+                yield (task[0], call(task[1])) if keyed else call(task)
+
+        yield here
+        return
+    # Processes come from a server that is forked before anything else runs in it: a fork of this process would
+    # copy its threads' locks in whatever state they are (JAX warns of it).
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", "proteinlm.data.processes"])
+    executor = ProcessPoolExecutor(workers, context, _start_worker, arguments)
+
+    def there(method: str, tasks: Iterable, keyed: bool = False) -> Iterator[Any]:
+        waiting: deque = deque()
+        for task in tasks:
+            key, load = task if keyed else (None, task)
+            waiting.append((key, executor.submit(_call, method, load)))
+            # Enough that no process waits, few enough that the blocks in flight stay small.
+            if len(waiting) > 2 * workers:
+                yield _taken(waiting, keyed)
+        while waiting:
+            yield _taken(waiting, keyed)
+
+    try:
+        yield there
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _taken(waiting: deque, keyed: bool) -> Any:
+    key, future = waiting.popleft()
+    return (key, future.result()) if keyed else future.result()

@@ -1,0 +1,135 @@
+"""Records on disk between the steps of ingest: columns, in buckets by the first bytes of the digest.
+
+A file is a row of chunks; a chunk is a header (number of records, bytes of each column) and its columns, one after
+another. Each worker process has its own file in each bucket, so that none waits for another. All of it is scratch of
+one run and one machine.
+"""
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from proteinlm.data.splits import digest
+from proteinlm.data.uniprot import Record
+
+NO_TAXON = -1
+_HEADER = struct.Struct("<7Q")
+
+
+def bucket_folder(work: Path, bucket: int) -> Path:
+    """Return the folder of one bucket's files."""
+    return work / "spill" / f"{bucket:05d}"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Records as columns of the same length n.
+
+    Attributes:
+        digests: uint8 [n, 16].
+        lengths: uint32 [n].
+        reviewed: uint8 [n].
+        taxa: int32 [n], -1 for none.
+        accessions: n names, ASCII.
+        families: n texts: PF ids joined by `;`.
+        sequences: all letters, one after another.
+    """
+
+    digests: np.ndarray
+    lengths: np.ndarray
+    reviewed: np.ndarray
+    taxa: np.ndarray
+    accessions: list[bytes]
+    families: list[bytes]
+    sequences: bytes
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+def columns(records: Sequence[Record], families: Sequence[bytes]) -> tuple[Columns, list[bytes]]:
+    """Turn records into columns (without `sequences`) and their sequences, with the digests computed.
+
+    Args:
+        records: at least one.
+        families: of each record, joined by `;`: those of the record itself and those that a table adds.
+    """
+    accessions, sequences, _, reviewed, taxa = zip(*records, strict=True)
+    made = Columns(
+        np.frombuffer(b"".join(map(digest, sequences)), np.uint8).reshape(-1, 16),
+        np.fromiter(map(len, sequences), np.uint32, len(sequences)),
+        np.array(reviewed, np.uint8),
+        np.array([NO_TAXON if taxon is None else taxon for taxon in taxa], np.int32),
+        [name.encode() for name in accessions],
+        list(families),
+        b"",
+    )
+    return made, list(sequences)
+
+
+def numbers(digests: np.ndarray) -> np.ndarray:
+    """Return digests uint8 [n, 16] as numbers uint64 [n, 2], whose order is that of the digests."""
+    return np.ascontiguousarray(digests).view(">u8").astype(np.uint64)
+
+
+def spill(records: Columns, sequences: list[bytes], work: Path, num_buckets: int, writer: str) -> None:
+    """Append records to the files of their buckets; bucket b of B has the digests of [b/B, (b+1)/B), B a power of two."""
+    high = numbers(records.digests)[:, 0]
+    bits = num_buckets.bit_length() - 1
+    codes = (high >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(high), np.int64)
+    order = np.argsort(codes, kind="stable")
+    edges = np.searchsorted(codes[order], np.arange(num_buckets + 1))
+    for bucket in np.flatnonzero(np.diff(edges)).tolist():
+        chosen = order[edges[bucket] : edges[bucket + 1]]
+        picked = chosen.tolist()
+        parts = (
+            records.digests[chosen].tobytes(),
+            records.lengths[chosen].astype("<u4").tobytes(),
+            records.reviewed[chosen].tobytes(),
+            records.taxa[chosen].astype("<i4").tobytes(),
+            b"\n".join([records.accessions[i] for i in picked]),
+            b"\n".join([records.families[i] for i in picked]),
+            b"".join([sequences[i] for i in picked]),
+        )
+        header = _HEADER.pack(len(picked), *(len(part) for part in parts[1:]))
+        with open(bucket_folder(work, bucket) / writer, "ab") as handle:
+            handle.write(header + b"".join(parts))
+
+
+def _chunks(path: Path) -> Iterator[tuple[int, list[bytes]]]:
+    with open(path, "rb") as handle:
+        while header := handle.read(_HEADER.size):
+            count, *sizes = _HEADER.unpack(header)
+            yield count, [handle.read(size) for size in (16 * count, *sizes)]
+
+
+def read_bucket(work: Path, bucket: int) -> Columns:
+    """Read all records of a bucket; their order is no particular one."""
+    parts: list[list[bytes]] = [[] for _ in range(7)]
+    for path in sorted(bucket_folder(work, bucket).iterdir()):
+        for _, chunk in _chunks(path):
+            for column, part in zip(parts, chunk, strict=True):
+                column.append(part)
+    digests, lengths, reviewed, taxa = (b"".join(part) for part in parts[:4])
+    names, families = (b"\n".join(part).split(b"\n") if part else [] for part in parts[4:6])
+    return Columns(
+        np.frombuffer(digests, np.uint8).reshape(-1, 16),
+        np.frombuffer(lengths, "<u4").astype(np.uint32),
+        np.frombuffer(reviewed, np.uint8),
+        np.frombuffer(taxa, "<i4").astype(np.int32),
+        names,
+        families,
+        b"".join(parts[6]),
+    )
+
+
+def drop_bucket(work: Path, bucket: int) -> None:
+    """Give a bucket's disk space back."""
+    folder = bucket_folder(work, bucket)
+    for path in folder.iterdir():
+        os.unlink(path)
+    folder.rmdir()

@@ -1,0 +1,131 @@
+"""Records -> train, valid, test or ood, by pure functions of the record: nothing depends on order, shards or workers."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from proteinlm.data.pfam import PAPER_HELD_OUT_FAMILIES, check_families
+from proteinlm.data.uniprot import Record
+from proteinlm.errors import InputError
+
+SPLITS = ("train", "valid", "test", "ood")
+TRAIN, VALID, TEST, OOD = range(4)
+_WHOLE = 1 << 64
+_ISOFORM = re.compile(r".+-\d+")
+
+
+def digest(sequence: bytes) -> bytes:
+    """Return the identity of a canonical sequence: MD5 of its letters, 16 bytes.
+
+    MD5 because UniParc and Pfam-A.regions carry it, so that a published manifest joins to them. It guards nothing.
+    """
+    return hashlib.md5(sequence, usedforsecurity=False).digest()
+
+
+def digest_fraction(value: bytes) -> float:
+    """Read a digest as a number in [0, 1): its first 8 bytes, big endian, over 2^64."""
+    # Near 1 the nearest float is 1 itself; the number that is compared (see `split_of`) is the integer.
+    return min(int.from_bytes(value[:8], "big") / _WHOLE, 1 - 2**-53)
+
+
+@dataclass(frozen=True)
+class SplitsConfig:
+    """How records are split.
+
+    Attributes:
+        valid: fraction of the sequences outside the held-out families that is put into valid.
+        test: the same for test. The paper has 0.00097 and 0.0097 of Jan 2019's TrEMBL.
+        held_out: Pfam ids; a protein with one of them is ood.
+    """
+
+    valid: float = 0.001
+    test: float = 0.01
+    held_out: tuple[str, ...] = PAPER_HELD_OUT_FAMILIES
+
+    def __post_init__(self):
+        for name in ("valid", "test"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} is {getattr(self, name)}; it is a fraction from 0 to 1.")
+        if self.valid + self.test > 1:
+            raise InputError(
+                f"valid ({self.valid}) and test ({self.test}) are more than 1 together: lower one of them."
+            )
+        object.__setattr__(self, "held_out", check_families(self.held_out, "held-out families"))
+
+
+def _bounds(config: SplitsConfig) -> tuple[int, int]:
+    """Return the ends of test and of valid: digests below the first are test, below the second valid."""
+    test = round(config.test * _WHOLE)
+    return test, min(test + round(config.valid * _WHOLE), _WHOLE)
+
+
+def split_of(value: bytes, families: Iterable[str], config: SplitsConfig) -> str:
+    """Return the split of a sequence, given its digest and the families of all its copies.
+
+    ood if a family is held out; else test below `config.test`, valid in the next `config.valid`, train above.
+    """
+    if not set(families).isdisjoint(config.held_out):
+        return SPLITS[OOD]
+    number = int.from_bytes(value[:8], "big")
+    test, valid = _bounds(config)
+    return SPLITS[TEST if number < test else VALID if number < valid else TRAIN]
+
+
+def split_codes(numbers: np.ndarray, held_out: np.ndarray, config: SplitsConfig) -> np.ndarray:
+    """Return `split_of` for many: indices into SPLITS, int8 [n].
+
+    Args:
+        numbers: uint64 [n], the first 8 bytes of the digests, big endian.
+        held_out: bool [n], whether a family is on the held-out list.
+    """
+    test, valid = _bounds(config)
+    codes = np.full(len(numbers), TRAIN, np.int8)
+    codes[_below(numbers, valid)] = VALID
+    codes[_below(numbers, test)] = TEST
+    codes[held_out] = OOD
+    return codes
+
+
+def _below(numbers: np.ndarray, bound: int) -> np.ndarray:
+    # 2^64 itself is no uint64.
+    return numbers < np.uint64(bound) if bound < _WHOLE else np.ones(len(numbers), bool)
+
+
+def precedence(accession: str, reviewed: bool, taxon: int | None) -> tuple:
+    """Return what the canonical one of several copies is smallest by.
+
+    Reviewed before unreviewed, proteins before isoforms (P12345-2), shorter accessions before longer ones, then
+    alphabetically.
+    """
+    isoform = _ISOFORM.fullmatch(accession) is not None
+    return not reviewed, isoform, len(accession), accession, -1 if taxon is None else taxon
+
+
+class Merged(NamedTuple):
+    """Copies of one sequence as one record.
+
+    Attributes:
+        accession: the canonical one.
+        families: of all copies, sorted.
+        taxon: of the canonical one.
+        accessions: of all copies, sorted, each once.
+        copies: how many records there were.
+    """
+
+    accession: str
+    families: tuple[str, ...]
+    taxon: int | None
+    accessions: tuple[str, ...]
+    copies: int
+
+
+def merge(copies: Sequence[Record]) -> Merged:
+    """Unite records of one sequence; the result does not depend on their order."""
+    first = min(copies, key=lambda r: precedence(r.accession, r.reviewed, r.taxon))
+    families = tuple(sorted({family for record in copies for family in record.families}))
+    accessions = tuple(sorted({record.accession for record in copies}))
+    return Merged(first.accession, families, first.taxon, accessions, len(copies))

@@ -1,0 +1,338 @@
+"""The steps of ingest as functions of files: map a block, reduce a bucket, write a shard, write the manifest.
+
+map      parse records, add families, append them to buckets by digest        (spill.py)
+reduce   sort a bucket by digest, make copies one record, split, serialise
+write    cut each split into shards of equal numbers, in the order of the digests; the manifest likewise
+
+Each is independent of how many processes run it and in which order. Memory holds one block or one bucket a process.
+"""
+
+import functools
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from array_record.python import array_record_module
+
+from proteinlm.data.dataset import MANIFEST, MANIFEST_SCHEMA, RECORD_OPTIONS, encode_example, shard_name
+from proteinlm.data.pfam import FamilyTable
+from proteinlm.data.sources import Block
+from proteinlm.data.spill import NO_TAXON, Columns, columns, drop_bucket, numbers, read_bucket, spill
+from proteinlm.data.splits import SPLITS, SplitsConfig, merge, split_codes
+from proteinlm.data.statistics import SplitStatistics, count_residues
+from proteinlm.data.uniprot import Record, Reject, parse
+
+_ROW_GROUP = 1 << 17
+
+
+class MapResult(NamedTuple):
+    """What became of one block: how many records it held, how many were taken, and the others."""
+
+    number: int
+    taken: int
+    rejects: list[Reject]
+
+
+class Families:
+    """The family table of a run, mapped, and which of its rows were used (one byte a row, shared by all processes)."""
+
+    def __init__(self, folder: Path):
+        self.table = FamilyTable.load(folder)
+        self.used = np.memmap(folder / "used", np.uint8, "r+")
+
+    @staticmethod
+    def save(table: FamilyTable, folder: Path) -> None:
+        folder.mkdir()
+        table.save(folder)
+        (folder / "used").write_bytes(bytes(len(table.accessions)))
+
+    def add(self, records: Sequence[Record]) -> list[bytes]:
+        """Return the families of each record, joined by `;`: its own and the table's."""
+        rows = self.table.rows([record.accession.encode() for record in records])
+        self.used[rows[rows >= 0]] = 1
+        found = []
+        for record, row in zip(records, rows.tolist(), strict=True):
+            more = self.table.families(row) if row >= 0 else b""
+            own = ";".join(record.families).encode()
+            found.append(_united(own, more) if own and more else own or more)
+        return found
+
+
+def _united(one: bytes, other: bytes) -> bytes:
+    return b";".join(sorted({*one.split(b";"), *other.split(b";")}))
+
+
+def map_block(
+    block: Block, work: Path, num_buckets: int, families: Families | None, writer: str
+) -> MapResult:
+    """Parse a block and append its records to the buckets.
+
+    Args:
+        block: of any source.
+        work: scratch folder with a folder for each bucket.
+        num_buckets: a power of two.
+        families: table to add, if there is one.
+        writer: name of the file in each bucket, the process's own.
+    """
+    parsed = parse(block)
+    if parsed.records:
+        own = [";".join(record.families).encode() for record in parsed.records] if families is None else None
+        made, sequences = columns(parsed.records, own if own is not None else families.add(parsed.records))  # type: ignore[union-attr]
+        spill(made, sequences, work, num_buckets, writer)
+    return MapResult(parsed.number, len(parsed.records), parsed.rejects)
+
+
+@dataclass
+class ReduceResult:
+    """What one bucket holds after reduction.
+
+    Attributes:
+        statistics: of each split.
+        example_bytes: of each split.
+        held_out: number of sequences with each held-out family.
+        with_families: sequences that have a family at all.
+    """
+
+    statistics: dict[str, SplitStatistics] = field(default_factory=dict)
+    example_bytes: dict[str, int] = field(default_factory=dict)
+    held_out: Counter = field(default_factory=Counter)
+    with_families: int = 0
+
+    def update(self, other: "ReduceResult") -> None:
+        """Add another bucket."""
+        for split in SPLITS:
+            self.statistics.setdefault(split, SplitStatistics()).update(other.statistics[split])
+            self.example_bytes[split] = self.example_bytes.get(split, 0) + other.example_bytes[split]
+        self.held_out.update(other.held_out)
+        self.with_families += other.with_families
+
+
+@dataclass(frozen=True)
+class _Unique:
+    """Distinct sequences of a bucket in the order of their digests: for each a row of the columns, and what is merged."""
+
+    rows: np.ndarray
+    copies: np.ndarray
+    names: list[bytes]
+    families: list[bytes]
+    taxa: np.ndarray
+    all_names: list[bytes]
+
+
+def _unique(columns: Columns, order: np.ndarray, keys: np.ndarray) -> _Unique:
+    first = np.ones(len(order), bool)
+    first[1:] = (keys[1:] != keys[:-1]).any(axis=1)
+    starts = np.flatnonzero(first)
+    copies = np.diff(np.append(starts, len(order)))
+    rows = order[starts]
+    names = [columns.accessions[i] for i in rows.tolist()]
+    families = [columns.families[i] for i in rows.tolist()]
+    taxa = columns.taxa[rows]
+    all_names = names.copy()
+    for place in np.flatnonzero(copies > 1).tolist():
+        group = order[starts[place] : starts[place] + copies[place]].tolist()
+        merged = merge([_record(columns, i) for i in group])
+        names[place] = merged.accession.encode()
+        families[place] = ";".join(merged.families).encode()
+        taxa[place] = NO_TAXON if merged.taxon is None else merged.taxon
+        all_names[place] = "\n".join(merged.accessions).encode()
+    return _Unique(rows, copies, names, families, taxa, all_names)
+
+
+def _record(columns: Columns, row: int) -> Record:
+    """Return what `merge` needs of a row; its sequence is that of all copies and is left where it is."""
+    taxon = int(columns.taxa[row])
+    return Record(
+        columns.accessions[row].decode(),
+        b"",
+        tuple(filter(None, columns.families[row].decode().split(";"))),
+        bool(columns.reviewed[row]),
+        None if taxon == NO_TAXON else taxon,
+    )
+
+
+def reduce_bucket(bucket: int, work: Path, config: SplitsConfig) -> ReduceResult:
+    """Make the copies of each sequence one record, split, and write examples and manifest rows; drop the bucket."""
+    columns = read_bucket(work, bucket)
+    keys = numbers(columns.digests)
+    order = np.lexsort((keys[:, 1], keys[:, 0]))
+    keys = keys[order]
+    unique = _unique(columns, order, keys)
+    held_out = frozenset(family.encode() for family in config.held_out)
+    meets = functools.lru_cache(None)(lambda text: frozenset(text.split(b";")) & held_out)
+    met = [meets(text) if text else frozenset() for text in unique.families]
+    high = numbers(columns.digests[unique.rows])[:, 0]
+    codes = split_codes(high, np.fromiter(map(bool, met), bool, len(met)), config)
+    ends = np.cumsum(columns.lengths, dtype=np.int64)
+    result = ReduceResult(with_families=sum(map(bool, unique.families)))
+    for families in met:
+        result.held_out.update(family.decode() for family in families)
+    folder = reduced_folder(work, bucket)
+    folder.mkdir(parents=True)
+    for code, split in enumerate(SPLITS):
+        places = np.flatnonzero(codes == code)
+        rows = unique.rows[places]
+        lengths = columns.lengths[rows]
+        sequences = [
+            columns.sequences[end - length : end]
+            for end, length in zip(ends[rows].tolist(), lengths.tolist(), strict=True)
+        ]
+        statistics = SplitStatistics()
+        statistics.add(lengths, count_residues(sequences))
+        result.statistics[split] = statistics
+        result.example_bytes[split] = 0
+        if len(places):
+            digests = columns.digests[rows]
+            result.example_bytes[split] = _write_examples(folder / split, unique, places, digests, sequences)
+            _write_rows(folder / f"{split}.arrow", split, unique, places, digests, lengths)
+    drop_bucket(work, bucket)
+    return result
+
+
+def reduced_folder(work: Path, bucket: int) -> Path:
+    """Return the folder of what one bucket was reduced to."""
+    return work / "reduced" / f"{bucket:05d}"
+
+
+def _write_examples(path: Path, unique: _Unique, places, digests: np.ndarray, sequences: list[bytes]) -> int:
+    """Write the examples one after another, and their ends beside them."""
+    raw = digests.tobytes()
+    examples = [
+        encode_example(unique.names[place], raw[16 * i : 16 * i + 16], unique.families[place], sequence)
+        for i, (place, sequence) in enumerate(zip(places.tolist(), sequences, strict=True))
+    ]
+    ends = np.cumsum(np.fromiter(map(len, examples), np.int64, len(examples)))
+    with open(path.with_suffix(".examples"), "wb") as handle:
+        handle.writelines(examples)
+    with open(path.with_suffix(".ends"), "wb") as handle:
+        handle.write(ends.tobytes())
+    return int(ends[-1])
+
+
+def _lists(texts: list[bytes], separator: bytes) -> pa.Array:
+    """Return list<string>; an empty text is an empty list."""
+    sizes = [text.count(separator) + 1 if text else 0 for text in texts]
+    offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
+    values = separator.join(filter(None, texts)).decode().split(separator.decode()) if offsets[-1] else []
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, pa.string()))
+
+
+def _write_rows(
+    path: Path, split: str, unique: _Unique, places, digests: np.ndarray, lengths: np.ndarray
+) -> None:
+    index = places.tolist()
+    taxa = unique.taxa[places]
+    batch = pa.record_batch(
+        [
+            pa.array([unique.names[i].decode() for i in index], pa.string()),
+            pa.FixedSizeBinaryArray.from_buffers(
+                pa.binary(16), len(index), [None, pa.py_buffer(digests.tobytes())]
+            ),
+            pa.array(lengths.astype(np.int32)),
+            _lists([unique.families[i] for i in index], b";"),
+            pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(index), np.int8)), [split]),
+            pa.array(unique.copies[places].astype(np.int32)),
+            _lists([unique.all_names[i] for i in index], b"\n"),
+            pa.array(taxa, pa.int32(), mask=taxa == NO_TAXON),
+        ],
+        schema=MANIFEST_SCHEMA,
+    )
+    with open(path, "wb") as handle, pa.ipc.new_file(handle, MANIFEST_SCHEMA) as writer:
+        writer.write_batch(batch)
+
+
+class Shard(NamedTuple):
+    """One file to write: its number of `num_shards`, and rows start ... stop of reduced buckets, in order."""
+
+    split: str
+    index: int
+    num_shards: int
+    pieces: list[tuple[int, int, int]]
+
+    @property
+    def length(self) -> int:
+        return sum(stop - start for _, start, stop in self.pieces)
+
+
+def plan_shards(split: str, bucket_counts: Sequence[int], num_shards: int) -> list[Shard]:
+    """Cut a split into shards whose numbers of examples differ by one at most, in the order of the digests.
+
+    Args:
+        bucket_counts: examples of the split in each bucket, in order.
+        num_shards: more than there are examples is as many as there are.
+    """
+    edges = np.concatenate(([0], np.cumsum(bucket_counts)))
+    total = int(edges[-1])
+    num_shards = min(num_shards, total)
+    shards = []
+    for index in range(num_shards):
+        start, stop = total * index // num_shards, total * (index + 1) // num_shards
+        pieces = []
+        for bucket in range(int(np.searchsorted(edges, start, "right")) - 1, len(bucket_counts)):
+            low, high = int(edges[bucket]), int(edges[bucket + 1])
+            if low >= stop:
+                break
+            if min(stop, high) > max(start, low):
+                pieces.append((bucket, max(start, low) - low, min(stop, high) - low))
+        shards.append(Shard(split, index, num_shards, pieces))
+    return shards
+
+
+def write_shard(shard: Shard, work: Path, folder: Path, name: str) -> None:
+    """Write one ArrayRecord file.
+
+    Raises:
+        OSError: it does not hold what was written, which is how a full disk looks here.
+    """
+    path = folder / shard_name(name, shard.split, shard.index, shard.num_shards)
+    writer = array_record_module.ArrayRecordWriter(str(path), RECORD_OPTIONS)
+    for bucket, start, stop in shard.pieces:
+        for example in _examples(reduced_folder(work, bucket) / shard.split, start, stop):
+            writer.write(example)
+    writer.close()
+    reader = array_record_module.ArrayRecordReader(str(path))
+    try:
+        if reader.num_records() != shard.length:
+            raise OSError(f"{path} holds {reader.num_records()} records after {shard.length} were written")
+    finally:
+        reader.close()
+
+
+def _examples(path: Path, start: int, stop: int) -> Iterator[bytes]:
+    ends = np.fromfile(path.with_suffix(".ends"), np.int64)
+    ends = np.concatenate(([0], ends))[start : stop + 1]
+    with open(path.with_suffix(".examples"), "rb") as handle:
+        handle.seek(int(ends[0]))
+        for size in np.diff(ends).tolist():
+            yield handle.read(size)
+
+
+def write_manifest(bucket_counts: dict[str, Sequence[int]], work: Path, folder: Path) -> str:
+    """Write the manifest in row groups of equal size and return the dataset's fingerprint.
+
+    The fingerprint is SHA-256 over each split's name, number of sequences and digests, in order.
+    """
+    state = hashlib.sha256()
+    rest = MANIFEST_SCHEMA.empty_table()
+    options = {"compression": "zstd", "use_dictionary": ["split", "families.list.element"]}
+    with pq.ParquetWriter(folder / MANIFEST, MANIFEST_SCHEMA, **options) as writer:
+        for split, counts in bucket_counts.items():
+            state.update(f"{split} {sum(counts)}\n".encode())
+            for bucket in np.flatnonzero(counts).tolist():
+                with pa.OSFile(str(reduced_folder(work, bucket) / f"{split}.arrow")) as file:
+                    rows = pa.ipc.open_file(file).read_all()
+                state.update(b"".join(rows.column("digest").to_pylist()))
+                # Each file has its own dictionary of one split; row groups cross splits.
+                rest = pa.concat_tables([rest, rows]).unify_dictionaries()
+                while len(rest) >= _ROW_GROUP:
+                    writer.write_table(rest.slice(0, _ROW_GROUP).combine_chunks(), row_group_size=_ROW_GROUP)
+                    rest = rest.slice(_ROW_GROUP)
+        if len(rest):
+            writer.write_table(rest.combine_chunks(), row_group_size=_ROW_GROUP)
+    return state.hexdigest()

@@ -1,0 +1,194 @@
+"""What a dataset holds: the paper's Table 1, amino-acid frequencies, and the baseline that knows nothing else."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from rich.table import Table
+
+from proteinlm.data import alphabet
+
+if TYPE_CHECKING:
+    from proteinlm.data.dataset import ProteinDataset
+
+
+def count_residues(sequences: Iterable[bytes]) -> np.ndarray:
+    """Count residues, int64 [25] in the order of `alphabet.RESIDUES`."""
+    letters = np.frombuffer(b"".join(sequences), np.uint8)
+    counts = np.zeros(256, np.int64)
+    # bincount widens to 8 bytes a letter: in pieces, so that memory stays small.
+    for start in range(0, len(letters), 1 << 20):
+        counts += np.bincount(letters[start : start + (1 << 20)], minlength=256)
+    return counts[np.frombuffer(alphabet.RESIDUES.encode(), np.uint8)]
+
+
+@dataclass
+class SplitStatistics:
+    """Sums over the sequences of one split; two of them add up, in any order.
+
+    Attributes:
+        lengths: number of sequences of each length in residues, from which every row of Table 1 follows exactly.
+        residues: int64 [25], counts in the order of `alphabet.RESIDUES`.
+    """
+
+    lengths: dict[int, int] = field(default_factory=dict)
+    residues: np.ndarray = field(default_factory=lambda: np.zeros(alphabet.NUM_RESIDUES, np.int64))
+
+    def add(self, lengths: np.ndarray, residues: np.ndarray) -> None:
+        """Add sequences: their lengths, int [n], and their residue counts, int64 [25]."""
+        values, counts = np.unique(lengths, return_counts=True)
+        for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+            self.lengths[value] = self.lengths.get(value, 0) + count
+        self.residues = self.residues + residues
+
+    def update(self, other: "SplitStatistics") -> None:
+        """Add the sums of other sequences."""
+        for value, count in other.lengths.items():
+            self.lengths[value] = self.lengths.get(value, 0) + count
+        self.residues = self.residues + other.residues
+
+    @property
+    def count(self) -> int:
+        return sum(self.lengths.values())
+
+    @property
+    def num_residues(self) -> int:
+        return sum(value * count for value, count in self.lengths.items())
+
+    def row(self) -> dict[str, float]:
+        """Return count, min, max, mean, std (of the population) and median of the lengths; NaN where there are none."""
+        n = self.count
+        if not n:
+            return {"count": 0, **dict.fromkeys(("min", "max", "mean", "std", "median"), float("nan"))}
+        # Whole numbers of any size: the mean and the variance round once, at the end.
+        total = self.num_residues
+        squares = sum(value * value * count for value, count in self.lengths.items())
+        return {
+            "count": n,
+            "min": min(self.lengths),
+            "max": max(self.lengths),
+            "mean": total / n,
+            "std": ((n * squares - total * total) / (n * n)) ** 0.5,
+            "median": (self._ranked((n - 1) // 2) + self._ranked(n // 2)) / 2,
+        }
+
+    def _ranked(self, rank: int) -> int:
+        seen = 0
+        for value in sorted(self.lengths):
+            seen += self.lengths[value]
+            if seen > rank:
+                return value
+        raise IndexError(f"rank {rank} of {seen} sequences")
+
+    def windows(self, length: int) -> int:
+        """Return how many whole windows of `length` tokens the sequences make, <eos> after each (Table 1, concat)."""
+        return (self.num_residues + self.count) // length
+
+    def to_json(self) -> dict[str, Any]:
+        row = {name: None if value != value else value for name, value in self.row().items()}
+        residues = dict(zip(alphabet.RESIDUES, self.residues.tolist(), strict=True))
+        return {**row, "residues": residues, "lengths": [list(pair) for pair in sorted(self.lengths.items())]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "SplitStatistics":
+        residues = np.array([data["residues"][letter] for letter in alphabet.RESIDUES], np.int64)
+        return cls({int(value): int(count) for value, count in data["lengths"]}, residues)
+
+
+def table(statistics: Mapping[str, SplitStatistics]) -> pd.DataFrame:
+    """Return Table 1: one row a split, columns count, min, max, mean, std, median (residues)."""
+    frame = pd.DataFrame.from_dict({split: s.row() for split, s in statistics.items()}, orient="index")
+    frame["count"] = frame["count"].astype(np.int64)
+    return frame.rename_axis("split")
+
+
+def concat_table(statistics: Mapping[str, SplitStatistics], length: int) -> pd.DataFrame:
+    """Return how many windows of `length` tokens each split makes, as the last rows of the paper's Table 1."""
+    rows = {split: {"count": s.windows(length), "length": length} for split, s in statistics.items()}
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("split")
+
+
+def table_1(dataset: "ProteinDataset") -> pd.DataFrame:
+    """Return Table 1 of a dataset with the split as its first column and figures as the paper writes them (text)."""
+    return _as_text(dataset.statistics)
+
+
+def _as_text(statistics: Mapping[str, SplitStatistics]) -> pd.DataFrame:
+    whole, exact = "{:,.0f}".format, "{:,.2f}".format
+    rows = []
+    for split, s in statistics.items():
+        row = s.row()
+        formats = (whole, whole, whole, exact, exact, "{:,.10g}".format)
+        cells = [
+            "-" if value != value else show(value) for value, show in zip(row.values(), formats, strict=True)
+        ]
+        rows.append([split, *cells])
+    return pd.DataFrame(rows, columns=["split", *SplitStatistics().row()])
+
+
+def frequencies(statistics: Mapping[str, SplitStatistics]) -> pd.DataFrame:
+    """Return the share of each residue, rows in the order of `alphabet.RESIDUES`, one column a split; NaN if empty."""
+    columns = {}
+    for split, s in statistics.items():
+        total = s.residues.sum()
+        columns[split] = s.residues / total if total else np.full(alphabet.NUM_RESIDUES, np.nan)
+    return pd.DataFrame(columns, index=pd.Index(list(alphabet.RESIDUES), name="residue"))
+
+
+def render(statistics: Mapping[str, SplitStatistics]) -> tuple[Table, Table]:
+    """Return Table 1 and the amino-acid frequencies (per cent) for the terminal."""
+    lengths = Table(title="Sequences without copies; lengths in residues")
+    frame = _as_text(statistics)
+    for name in frame.columns:
+        lengths.add_column(name, justify="left" if name == "split" else "right")
+    for row in frame.itertuples(index=False):
+        lengths.add_row(*row)
+    shares = Table(title="Amino acids, per cent")
+    shares.add_column("residue")
+    for split in statistics:
+        shares.add_column(split, justify="right")
+    for letter, row in frequencies(statistics).iterrows():
+        shares.add_row(str(letter), *("-" if value != value else f"{100 * value:.2f}" for value in row))
+    return lengths, shares
+
+
+@dataclass(frozen=True)
+class EmpiricalBaseline:
+    """The guess that knows nothing but how often each residue occurs (the paper's "empirical baseline").
+
+    Attributes:
+        log_probs: float64 [25], natural logarithms, in the order of `alphabet.RESIDUES`.
+    """
+
+    log_probs: np.ndarray
+
+    @classmethod
+    def fit(cls, residue_counts: np.ndarray) -> "EmpiricalBaseline":
+        """Fit on counts, int [25], with one added to each, so that no residue is impossible."""
+        counts = np.asarray(residue_counts, np.float64)
+        if counts.shape != (alphabet.NUM_RESIDUES,):
+            raise ValueError(f"residue_counts has shape {counts.shape}; expected ({alphabet.NUM_RESIDUES},)")
+        counts = counts + 1
+        return cls(np.log(counts) - np.log(counts.sum()))
+
+    @property
+    def argmax(self) -> int:
+        """Index of the residue that it always predicts."""
+        return int(np.argmax(self.log_probs))
+
+    def nll(self, residue_counts: np.ndarray) -> float:
+        """Return the summed negative log likelihood (nats) of residues given by their counts, [25]."""
+        return float(-(np.asarray(residue_counts, np.float64) @ self.log_probs))
+
+    def accuracy(self, residue_counts: np.ndarray) -> float:
+        """Return the share of residues that it guesses; NaN for none."""
+        counts = np.asarray(residue_counts)
+        total = counts.sum()
+        return float(counts[self.argmax] / total) if total else float("nan")
+
+    def perplexity(self, residue_counts: np.ndarray) -> float:
+        """Return exp of the mean cross entropy; NaN for no residues."""
+        total = np.asarray(residue_counts).sum()
+        return float(np.exp(self.nll(residue_counts) / total)) if total else float("nan")
