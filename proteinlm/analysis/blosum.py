@@ -1,0 +1,155 @@
+"""Substitution matrices, and whether a similarity of amino acids agrees with one."""
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from Bio.Align import substitution_matrices
+from jaxtyping import Float, Float64
+from scipy import stats
+
+from proteinlm.data.alphabet import NUM_STANDARD, STANDARD_RESIDUES
+from proteinlm.errors import InputError
+
+BLOSUMS = ("BLOSUM45", "BLOSUM50", "BLOSUM62", "BLOSUM80", "BLOSUM90")
+
+
+def normalised_blosum(name: str = "BLOSUM62") -> Float64[np.ndarray, "a b"]:
+    """Return B(a, b) / sqrt(B(a, a) B(b, b)), [20, 20], in the order of alphabet.STANDARD_RESIDUES.
+
+    The diagonal is 1, so that a rare, well conserved residue (W scores 11 with itself) is on the scale of the
+    others.
+
+    Raises:
+        InputError: the name is not one of BLOSUM45, 50, 62, 80 and 90.
+    """
+    if name.upper() not in BLOSUMS:
+        raise InputError(f"there is no substitution matrix {name!r}; choose one of {', '.join(BLOSUMS)}.")
+    matrix = substitution_matrices.load(name.upper())
+    scores = np.array([[matrix[a, b] for b in STANDARD_RESIDUES] for a in STANDARD_RESIDUES], np.float64)
+    own = np.sqrt(np.diag(scores))
+    return scores / (own[:, None] * own[None, :])
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The correlation of two similarities over pairs of different amino acids.
+
+    Attributes:
+        pearson, spearman: correlation coefficients; NaN when one side does not vary.
+        pearson_p, spearman_p: one-sided p-values of Mantel's test: how often a shuffle of the amino acids'
+            names gives a correlation at least as high.
+        num_pairs: pairs compared; 190 when all 20 amino acids occur.
+        num_permutations: shuffles drawn.
+    """
+
+    pearson: float
+    pearson_p: float
+    spearman: float
+    spearman_p: float
+    num_pairs: int
+    num_permutations: int
+
+    def to_dict(self) -> dict:
+        """Return the fields for JSON; NaN, which JSON lacks, becomes None."""
+        return {key: None if value != value else value for key, value in asdict(self).items()}
+
+
+def compare(
+    first: Float[np.ndarray, "a a"],
+    second: Float[np.ndarray, "a a"],
+    *,
+    permutations: int = 9999,
+    seed: int = 0,
+) -> Agreement:
+    """Correlate two similarity matrices over their off-diagonal pairs, with Mantel's permutation test.
+
+    The 190 pairs share 20 amino acids and so are not independent: the p-value comes from permuting the amino
+    acids of one matrix (rows and columns together), never the pairs. p = (1 + number as high) / (1 + number
+    drawn).
+
+    Args:
+        first, second: [A, A]; not symmetric ones count as the mean of both directions. An amino acid whose
+            row is NaN is left out.
+        permutations: shuffles to draw.
+        seed: of the shuffles.
+
+    Raises:
+        InputError: fewer than four amino acids can be compared.
+    """
+    first, second = (first + first.T) / 2, (second + second.T) / 2
+    known = _known(first) & _known(second)
+    first, second = first[np.ix_(known, known)], second[np.ix_(known, known)]
+    size = len(first)
+    if size < 4:
+        raise InputError(
+            f"only {size} amino acids can be compared, and four are needed: give more sequences."
+        )
+    upper = np.triu_indices(size, 1)
+    rng = np.random.default_rng(seed)
+    orders = np.stack([np.arange(size), *(rng.permutation(size) for _ in range(permutations))])
+    values = {}
+    for name, rank in (("pearson", False), ("spearman", True)):
+        x, y = first[upper], second[upper]
+        if rank:
+            x, y = stats.rankdata(x), stats.rankdata(y)
+        # Ranks of pairs move with the pairs, so that a square of ranks is permuted like one of values.
+        square = np.zeros((size, size))
+        square[upper] = x
+        square += square.T
+        values[name] = _mantel(square, y - y.mean(), orders, upper)
+    (pearson, pearson_p), (spearman, spearman_p) = values["pearson"], values["spearman"]
+    return Agreement(pearson, pearson_p, spearman, spearman_p, len(upper[0]), permutations)
+
+
+def _known(matrix):
+    """Return which amino acids have values: those never seen have a row of NaN, off the diagonal too."""
+    off = np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
+    known = ~np.isnan(off).all(1)
+    # Of the seen ones, a pair may still be missing: leave out the worst until none is.
+    while np.isnan(off[np.ix_(known, known)]).sum() > known.sum():
+        gaps = np.where(known, np.isnan(off[:, known]).sum(1), -1)
+        known[np.argmax(gaps)] = False
+    return known
+
+
+def _mantel(square, target, orders, upper):
+    """Return the correlation for the first order (the identity) and the share of orders with one as high."""
+    moved = square[orders[:, upper[0]], orders[:, upper[1]]]
+    moved = moved - moved.mean(1, keepdims=True)
+    scale = np.sqrt((moved[0] ** 2).sum() * (target**2).sum())
+    if scale < 1e-12:
+        return float("nan"), float("nan")
+    correlations = moved @ target / scale
+    # The identity counts as one of the draws; ties by rounding count as as high.
+    p = float((correlations >= correlations[0] - 1e-12).mean())
+    return float(correlations[0]), p
+
+
+def closest_pairs(
+    similarity: Float[np.ndarray, "a b"], reference: Float[np.ndarray, "a b"], *, number: int = 10
+) -> list[dict]:
+    """Return the most similar pairs of different amino acids, best first; ties in alphabetical order.
+
+    Args:
+        similarity: [20, 20] in the order of alphabet.STANDARD_RESIDUES; the mean of both directions counts.
+        reference: [20, 20], a normalised BLOSUM.
+        number: how many pairs; all 190 if larger.
+
+    Returns:
+        dicts with "pair" (two letters), "rank" (from 1), "similarity", "blosum" and "blosum_rank" (1 + the
+        number of pairs with a higher score). Pairs without a value are not listed.
+    """
+    rows, columns = np.triu_indices(NUM_STANDARD, 1)
+    values = ((similarity + similarity.T) / 2)[rows, columns]
+    scores = reference[rows, columns]
+    order = [int(pair) for pair in np.argsort(-values, kind="stable") if not np.isnan(values[pair])]
+    return [
+        {
+            "pair": STANDARD_RESIDUES[rows[pair]] + STANDARD_RESIDUES[columns[pair]],
+            "rank": place + 1,
+            "similarity": float(values[pair]),
+            "blosum": float(scores[pair]),
+            "blosum_rank": 1 + int((scores > scores[pair] + 1e-12).sum()),
+        }
+        for place, pair in enumerate(order[:number])
+    ]

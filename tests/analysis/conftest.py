@@ -1,0 +1,31 @@
+import jax
+import pytest
+from proteinlm.models.transformer import ModelConfig, ProteinLM
+
+from proteinlm.data import alphabet
+from proteinlm.models.attention import ATTENTION
+
+
+@pytest.fixture(scope="session")
+def make_model():
+    """Return a function that builds a tiny, untrained model; the same arguments give the same model."""
+
+    def make(
+        kind="softmax", *, causal=False, num_layers=2, num_heads=2, max_length=64, dtype="float32", **options
+    ):
+        if kind in ("favor", "generalized"):
+            # Chunks that do not divide the lengths of the tests.
+            options = {"num_features": 16, "chunk_size": 7, **options}
+        config = ModelConfig(
+            vocab_size=alphabet.SIZE,
+            num_layers=num_layers,
+            num_heads=num_heads,
+            embed_dim=8 * num_heads,
+            mlp_dim=16,
+            max_length=max_length,
+            dtype=dtype,
+            attention=ATTENTION[kind](**options),
+        )
+        return ProteinLM(config, causal=causal, key=jax.random.key(7))
+
+    return make

@@ -1,0 +1,130 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from proteinlm.analysis import attention_maps
+from proteinlm.data import alphabet
+from proteinlm.errors import InputError
+from proteinlm.models.attention import ATTENTION
+
+LENGTH = 23
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    """Three rows: full, padded on the right, padded on the left; special tokens among the residues."""
+    rng = np.random.default_rng(3)
+    tokens = rng.integers(1, alphabet.SIZE, (3, LENGTH)).astype(np.uint8)
+    tokens[1, 14:] = alphabet.PAD
+    tokens[2, :5] = alphabet.PAD
+    return tokens
+
+
+def explicit(model, tokens, layer):
+    """The reference: the mechanism's own matrix, with rows of padding put to 0."""
+    q, k = model.queries_keys(jnp.asarray(tokens))
+    mask = jnp.asarray(tokens != alphabet.PAD)
+    weights = model.attention(layer).weights(q[layer], k[layer], causal=model.causal, key_mask=mask)
+    return np.where((tokens != alphabet.PAD)[:, None, :, None], np.asarray(weights), 0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", sorted(ATTENTION))
+def test_probing_equals_the_explicit_matrix(make_model, tokens, kind, causal):
+    model = make_model(kind, causal=causal)
+    for layer in range(2):
+        expected = explicit(model, tokens, layer)
+        # A block that does not divide L, one that does not fill, one larger than L.
+        for block in (5, 22, 64):
+            found = attention_maps.attention_map(model, tokens, layer=layer, block=block)
+            assert found.dtype == np.float32
+            np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "favor", "generalized"])
+def test_rows_of_tokens_sum_to_one_and_padding_gets_nothing(make_model, tokens, kind):
+    found = attention_maps.attention_map(make_model(kind, causal=True), tokens, layer=1)
+    real = tokens != alphabet.PAD
+    sums = np.broadcast_to(real[:, None, :], found.shape[:3])
+    np.testing.assert_allclose(found.sum(-1), sums, atol=1e-3)
+    assert not found.transpose(0, 3, 1, 2)[~real].any()
+    assert not found[..., np.triu_indices(LENGTH, 1)[0], np.triu_indices(LENGTH, 1)[1]].any()
+
+
+def test_layers_differ_and_stack_in_the_order_asked_for(make_model, tokens):
+    model = make_model("favor", num_layers=3)
+    maps = attention_maps.attention_maps(model, tokens, layers=[2, 0], heads=[1])
+    assert maps.shape == (2, 3, 1, LENGTH, LENGTH)
+    for place, layer in enumerate((2, 0)):
+        one = attention_maps.attention_map(model, tokens, layer=layer, block=6)
+        np.testing.assert_allclose(maps[place], one[:, 1:2], atol=1e-6)
+    assert np.abs(maps[0] - maps[1]).max() > 1e-3
+    assert attention_maps.attention_maps(model, tokens).shape == (3, 3, 2, LENGTH, LENGTH)
+
+
+def test_column_blocks_stream_the_map_in_order(make_model, tokens):
+    model = make_model("generalized")
+    blocks = list(attention_maps.column_blocks(model, tokens, layer=0, block=10))
+    assert [start for start, _ in blocks] == [0, 10, 20]
+    assert [columns.shape[-1] for _, columns in blocks] == [10, 10, 3]
+    joined = np.concatenate([columns for _, columns in blocks], -1)
+    np.testing.assert_array_equal(joined, attention_maps.attention_map(model, tokens, layer=0, block=10))
+
+
+def test_one_compilation_serves_every_block_and_layer(make_model, tokens):
+    model = make_model("favor", num_layers=3)
+    attention_maps.attention_maps(model, tokens, layers=[0], block=4)
+    before = attention_maps._column_block._cache_size()
+    attention_maps.attention_maps(model, tokens, block=4)
+    assert attention_maps._column_block._cache_size() == before
+
+
+def test_memory_of_a_block_is_linear_in_the_length(make_model):
+    def temporary(length):
+        model = make_model("generalized", causal=True, max_length=length, chunk_size=64)
+        graph, state = nnx.split(model.attention(0))
+        q, k = model.queries_keys(jnp.full((1, length), alphabet.FIRST_RESIDUE, jnp.uint8))
+        lowered = attention_maps._column_block.lower(
+            graph, state, q[0], k[0], jnp.ones((1, length), bool), jnp.int32(0), block=32, causal=True
+        )
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    small, large = temporary(1024), temporary(2048)
+    assert 0 < small < large < 2.5 * small
+
+
+def test_a_bfloat16_model_gives_a_float32_map(make_model, tokens):
+    model = make_model("softmax", dtype="bfloat16")
+    found = attention_maps.attention_map(model, tokens, layer=0)
+    assert found.dtype == np.float32
+    # Eight bits of mantissa: one part in 256 of weights that are at most 1.
+    np.testing.assert_allclose(found, explicit(model, tokens, 0), atol=8e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layer": 2}, "no layer 2: this model's layers go from 0 to 1"),
+        ({"layer": -1}, "no layer -1"),
+        ({"layer": 0, "heads": [0, 5]}, "no head 5: this model's heads go from 0 to 1"),
+        ({"layer": 0, "heads": []}, "at least one head"),
+    ],
+)
+def test_layers_and_heads_out_of_range_name_the_range(make_model, tokens, options, message):
+    with pytest.raises(InputError, match=message):
+        attention_maps.attention_map(make_model(), tokens, **options)
+    with pytest.raises(InputError, match=message):
+        attention_maps.column_blocks(make_model(), tokens, **options)
+
+
+def test_too_many_tokens_name_both_numbers(make_model):
+    with pytest.raises(InputError, match=r"65 tokens.*max_length is 64"):
+        attention_maps.attention_map(make_model(), np.ones((1, 65), np.uint8), layer=0)
+
+
+def test_a_block_must_be_positive(make_model, tokens):
+    with pytest.raises(ValueError, match="block"):
+        attention_maps.attention_map(make_model(), tokens, layer=0, block=0)
+    with pytest.raises(ValueError, match="block"):
+        attention_maps.attention_maps(make_model(), tokens, block=-1)
