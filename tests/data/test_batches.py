@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from proteinlm.data import alphabet
 from proteinlm.data.batches import BatchesConfig, TrainBatches, batch_shapes, evaluation_batches
+from proteinlm.data.dataset import ProteinDataset
+from proteinlm.data.ingest import IngestConfig, ingest
 from proteinlm.errors import InputError
 
 
@@ -529,3 +531,41 @@ def test_batch_shapes():
     assert batch_shapes(SINGLE) == [(4, 8), (4, 16), (4, 32)]
     assert batch_shapes(BatchesConfig(length=64, batch_size=3)) == [(3, 64)]
     assert batch_shapes(CONCAT) == [(4, 16)]
+
+
+# The dataset on disk
+
+
+@pytest.fixture(scope="module")
+def on_disk(tmp_path_factory) -> ProteinDataset:
+    folder = tmp_path_factory.mktemp("dataset")
+    lines = [
+        b">p%d\n%s\n" % (i, s) for i, s in enumerate(proteins(np.random.default_rng(5).integers(5, 90, 300)))
+    ]
+    (folder / "proteins.fasta").write_bytes(b"".join(lines))
+    ingest([folder / "proteins.fasta"], folder / "dataset", IngestConfig(workers=1, shards=3))
+    return ProteinDataset.open(folder / "dataset")
+
+
+@BOTH
+def test_the_dataset_on_disk_gives_the_same_batches(on_disk, config):
+    assert on_disk.counts["train"] > 200
+    in_memory = InMemory(
+        **{split: on_disk.sequences(split, np.arange(count)) for split, count in on_disk.counts.items()}
+    )
+    np.testing.assert_array_equal(on_disk.digests("train"), in_memory.digests("train"))
+    read, expected = TrainBatches(on_disk, config), TrainBatches(in_memory, config)
+    for _ in range(2 * read.batches_per_epoch):
+        assert same(next(read), next(expected))
+    read.close()
+    for split in on_disk.counts:
+        pairs = zip(
+            evaluation_batches(on_disk, config, split),
+            evaluation_batches(in_memory, config, split),
+            strict=True,
+        )
+        assert all(same(a, b) for a, b in pairs)
+    other = TrainBatches(ProteinDataset.open(on_disk.path), config)
+    other.set_state(json.loads(json.dumps(TrainBatches(on_disk, config).get_state())))
+    with pytest.raises(InputError, match="dataset"):
+        expected.set_state(other.get_state())
