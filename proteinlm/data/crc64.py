@@ -1,8 +1,9 @@
-"""The CRC-64 of UniProt's SQ lines (ISO 3309, x^64 + x^4 + x^3 + x + 1, reflected, start 0), for many sequences at once.
+"""The CRC-64 of UniProt's SQ lines (ISO 3309: x^64 + x^4 + x^3 + x + 1, reflected, start 0), many at a time.
 
-A CRC that starts at 0 is linear over GF(2). So a sequence is cut into pieces, every piece is looked up byte by byte in
-tables that know how far each byte is from the piece's end, and the pieces are moved to their places by further tables;
-all of it is NumPy over all sequences of a block. Zero bytes in front change nothing, which is what lets pieces align.
+A CRC that starts at 0 is linear over GF(2). So a sequence is cut into pieces, every piece is looked up byte
+by byte in tables that know how far each byte is from the piece's end, and the pieces are moved to their
+places by further tables; all of it is NumPy over all sequences of a block. Zero bytes in front change
+nothing, which is what lets pieces align.
 """
 
 import functools

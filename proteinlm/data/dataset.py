@@ -1,4 +1,4 @@
-"""The dataset on disk: plain TFDS in ArrayRecord files, and beside it the manifest, statistics, provenance, rejects.
+"""The dataset on disk: plain TFDS in ArrayRecord files, and beside it manifest, statistics, provenance.
 
 Anyone can read it without this package and without TensorFlow:
 
@@ -36,8 +36,9 @@ REJECTS = "rejects.tsv"
 RECORD_OPTIONS = "group_size:1,uncompressed"
 """How ArrayRecord stores examples: each by itself.
 
-Grain and TFDS log an error for every file whose group size is not 1. Compressed one by one proteins hardly shrink, and
-writing takes four times as long; in groups of 16 files would be half as large and written no faster.
+Grain and TFDS log an error for every file whose group size is not 1. Compressed one by one proteins hardly
+shrink, and writing takes four times as long; in groups of 16 files would be half as large and written no
+faster.
 """
 
 MANIFEST_SCHEMA = pa.schema(
@@ -99,8 +100,8 @@ def _families_entry(families: bytes) -> bytes:
 def encode_example(accession: bytes, digest: bytes, families: bytes, sequence: bytes) -> bytes:
     """Return a serialised tf.train.Example, fields in the order of their keys.
 
-    Written by hand: the bytes are those of protobuf's deterministic serialisation (a test compares them), in a fifth
-    of the time, and on every version of protobuf.
+    Written by hand: the bytes are those of protobuf's deterministic serialisation (a test compares them), in
+    a fifth of the time, and on every version of protobuf.
 
     Args:
         accession: ASCII.
@@ -125,12 +126,13 @@ def write_tfds_metadata(folder: Path, name: str, shard_lengths: Mapping[str, Seq
     Args:
         folder: of the dataset.
         name: TFDS's name of it, [a-z0-9_].
-        shard_lengths: examples in each shard of each split; a split without examples is left out, since TFDS refuses
-            to open an empty one.
+        shard_lengths: examples in each shard of each split; a split without examples is left out, since TFDS
+            refuses to open an empty one.
     """
     # Slow to import, and only the last step of ingest needs it.
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core.dataset_info import DatasetIdentity
+    from tensorflow_datasets.core.splits import SplitDict
 
     text = tfds.features.Text
     features = tfds.features.FeaturesDict(
@@ -141,7 +143,9 @@ def write_tfds_metadata(folder: Path, name: str, shard_lengths: Mapping[str, Seq
             "sequence": text(),
         }
     )
-    identity = DatasetIdentity(name=name, version=VERSION, data_dir=os.fspath(folder), module_name="")
+    identity = DatasetIdentity(
+        name=name, version=tfds.core.Version(VERSION), data_dir=os.fspath(folder), module_name=""
+    )
     info = tfds.core.DatasetInfo(
         builder=identity,
         description=DESCRIPTION,
@@ -157,7 +161,7 @@ def write_tfds_metadata(folder: Path, name: str, shard_lengths: Mapping[str, Seq
             files = [folder / shard_name(name, split, i, len(lengths)) for i in range(len(lengths))]
             size = sum(file.stat().st_size for file in files)
             infos.append(tfds.core.SplitInfo(name=split, shard_lengths=list(lengths), num_bytes=size))
-    info.set_splits(tfds.core.splits.SplitDict(infos))
+    info.set_splits(SplitDict(infos))
     info.write_to_directory(os.fspath(folder))
 
 
@@ -217,8 +221,8 @@ class ProteinDataset:
             dataset = cls(path, *parts)
         except FileNotFoundError as error:
             raise InputError(
-                f"{path} is no dataset of proteinlm: it lacks {Path(error.filename).name}. Name the folder that proteinlm "
-                "ingest wrote."
+                f"{path} lacks {Path(error.filename).name}, so it is no dataset of proteinlm: name a "
+                "folder that proteinlm ingest wrote."
             ) from error
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
@@ -286,7 +290,7 @@ class ProteinDataset:
             )
         from tensorflow_datasets.proto import tf_example_pb2
 
-        read = tf_example_pb2.Example.FromString
+        read = tf_example_pb2.Example.FromString  # pyright: ignore[reportAttributeAccessIssue]
         found = self._source(split).__getitems__(wanted.tolist())
         return [read(example).features.feature["sequence"].bytes_list.value[0] for example in found]
 
@@ -309,19 +313,19 @@ class ProteinDataset:
         return self.statistics[split].residues
 
     def manifest(self) -> pa.Table:
-        """Return the whole manifest (see MANIFEST_SCHEMA) in memory; `.to_pandas()` makes a data frame of it."""
+        """Return the whole manifest (see MANIFEST_SCHEMA) in memory; `.to_pandas()` gives a data frame."""
         return pq.read_table(self.path / MANIFEST, schema=MANIFEST_SCHEMA)
 
     def find(self, accession: str) -> tuple[str, list[int]] | None:
-        """Return the split and the row of a protein, ready for `sequences`; None if no copy has that accession."""
+        """Return the split and the row of a protein, for `sequences`; None if no copy has the accession."""
         table = pq.read_table(self.path / MANIFEST, columns=["accession", "accessions"])
         row = pc.index(table.column("accession"), accession).as_py()
         if row < 0:
             names = table.column("accessions").combine_chunks()
-            place = pc.index(pc.list_flatten(names), accession).as_py()
+            place = pc.index(names.flatten(), accession).as_py()
             if place < 0:
                 return None
-            row = pc.list_parent_indices(names)[place].as_py()
+            row = int(np.searchsorted(names.offsets.to_numpy(), place, "right")) - 1
         for split in SPLITS:
             if row < self.counts[split]:
                 return split, [row]

@@ -1,9 +1,7 @@
-"""The local engine of ingest: processes, scratch files, progress, and a dataset that appears whole or not at all."""
+"""The local engine of ingest: files of sequences in, a dataset out that appears whole or not at all."""
 
 import contextlib
 import errno
-import fcntl
-import functools
 import os
 import re
 import shutil
@@ -25,7 +23,6 @@ from proteinlm.data.dataset import PROVENANCE, REJECTS, STATISTICS, VERSION, wri
 from proteinlm.data.pfam import (
     PAPER_HELD_OUT_FAMILIES,
     SHOWN,
-    BadRow,
     FamilyTable,
     check_families,
     read_held_out,
@@ -34,7 +31,8 @@ from proteinlm.data.processes import Submit, pool
 from proteinlm.data.sources import BLOCK_BYTES, Block, SourceFile
 from proteinlm.data.spill import bucket_folder
 from proteinlm.data.splits import SPLITS, SplitsConfig
-from proteinlm.data.statistics import SplitStatistics, render
+from proteinlm.data.summary import Summary
+from proteinlm.data.workplace import workplace
 from proteinlm.errors import InputError
 
 SHARD_BYTES = 256 << 20
@@ -43,7 +41,7 @@ _MAX_BUCKETS = 1 << 14
 
 @dataclass(frozen=True)
 class IngestConfig:
-    """What a dataset is made of besides its sources; only `splits`, `families` and `name` change what it holds.
+    """What a dataset is made of besides its sources; content depends on `splits`, `families`, `name` alone.
 
     Attributes:
         splits: fractions and held-out families.
@@ -52,7 +50,8 @@ class IngestConfig:
         shards: files a split is cut into (at most one a sequence); 0 takes one for each 256 MiB.
         workers: processes; 0 takes one a core, 1 starts none.
         block_bytes: text that one process parses at a time.
-        bucket_bytes: text a bucket is meant for; a process holds one bucket, about four times this, at a time.
+        bucket_bytes: text that a bucket is meant for; a process holds one bucket at a time, in about four
+            times this.
     """
 
     splits: SplitsConfig = field(default_factory=SplitsConfig)
@@ -74,41 +73,8 @@ class IngestConfig:
 
     @property
     def num_workers(self) -> int:
+        """Processes to start."""
         return self.workers or len(os.sched_getaffinity(0))
-
-
-@dataclass
-class Summary:
-    """What an ingest did.
-
-    Attributes:
-        output: the dataset's folder.
-        records, taken: records read, and those that became part of the dataset.
-        rejected: number of the others by reason.
-        rejects: the first of them: source, record number, accession, reason, detail.
-        statistics: of each split.
-        with_families: sequences that have a family.
-        malformed: rows of family tables that could not be read: how many, and the first ones.
-        unknown: accessions of family tables that no source has: how many, and the first ones.
-        warnings: sentences for the user.
-        seconds: wall time of each phase: families, map, reduce, write.
-    """
-
-    output: Path
-    records: int = 0
-    taken: int = 0
-    rejected: Counter = field(default_factory=Counter)
-    rejects: list[tuple[str, int, str, str, str]] = field(default_factory=list)
-    statistics: dict[str, SplitStatistics] = field(default_factory=dict)
-    with_families: int = 0
-    malformed: tuple[int, tuple[BadRow, ...]] = (0, ())
-    unknown: tuple[int, tuple[str, ...]] = (0, ())
-    warnings: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def sequences(self) -> int:
-        return sum(s.count for s in self.statistics.values())
 
 
 def ingest(
@@ -124,28 +90,29 @@ def ingest(
     `config.name` and `config.shards`; the order of the files and the number of workers change no byte of it.
 
     Args:
-        sources: FASTA and UniProtKB flat files, plain or .gz; the same file twice is refused, since it would look like
-            copies.
-        output: folder to make; it must not exist or be empty. A hidden folder beside it holds what is unfinished.
+        sources: FASTA and UniProtKB flat files, plain or .gz; the same file twice is refused, since it would
+            look like copies.
+        output: folder to make; it must not exist or be empty. A hidden folder beside it holds what is
+            unfinished.
         config: the defaults are the paper's splits.
         console: where progress is shown if it is a terminal; standard error by default.
 
     Raises:
-        InputError: something in the files or the arguments is wrong, the disk is full, or a worker was killed. The
-            output folder is then not there.
+        InputError: something in the files or the arguments is wrong, the disk is full, or a worker was
+            killed. The output folder is then not there.
     """
     config = config or IngestConfig()
     output = Path(output)
     files = _files(sources)
     try:
-        with _workplace(output) as folder:
+        with workplace(output) as folder:
             summary = _Run(files, folder, output, config, console or Console(stderr=True)).run()
         return summary
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise InputError(
-                f"the disk of {output} is full: ingest needs room for the dataset and for scratch files beside it, together "
-                "about three times the sequences; make room or name an output folder on another disk."
+                f"the disk of {output} is full: ingest needs room for the dataset and scratch files beside it, "
+                "together about three times the sequences; make room or name a folder on another disk."
             ) from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise InputError(
@@ -161,7 +128,7 @@ def ingest(
 def _files(sources: Sequence[str | os.PathLike]) -> list[SourceFile]:
     if not sources:
         raise InputError("name at least one file of sequences.")
-    files = [SourceFile(path) for path in sorted(sources, key=os.fspath)]
+    files = [SourceFile(path) for path in sorted(str(Path(source)) for source in sources)]
     seen: dict[tuple[int, int], Path] = {}
     for file in files:
         stat = file.path.stat()
@@ -172,38 +139,6 @@ def _files(sources: Sequence[str | os.PathLike]) -> list[SourceFile]:
                 f"{file.path} {same}: its proteins would count as copies of themselves; name it once."
             )
     return files
-
-
-@contextlib.contextmanager
-def _workplace(output: Path) -> Iterator[Path]:
-    """Give a hidden folder beside `output` that takes its name at the end, and is removed after an error."""
-    if output.exists() and not output.is_dir():
-        raise InputError(f"{output} is a file; the dataset needs a folder: name another one.")
-    if output.is_dir() and any(output.iterdir()):
-        raise InputError(
-            f"{output} is not empty; the dataset needs an empty folder: name another one or remove it first."
-        )
-    folder = output.absolute().with_name(f".{output.absolute().name}.partial")
-    folder.mkdir(parents=True, exist_ok=True)
-    lock_path = folder.with_suffix(".lock")
-    with open(lock_path, "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(
-                f"another ingest is writing {output} at this moment: wait for it or name another."
-            ) from None
-        try:
-            # What an ingest that was killed has left.
-            shutil.rmtree(folder)
-            folder.mkdir()
-            yield folder
-            if output.is_dir():
-                output.rmdir()
-            os.rename(folder, output)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            lock_path.unlink(missing_ok=True)
 
 
 class _Run:
@@ -222,7 +157,8 @@ class _Run:
             TextColumn("{task.fields[detail]}"), TimeRemainingColumn(),
             console=console, disable=not console.is_terminal,
         )  # fmt: skip
-        # Known before anything is read and the same for any number of workers. Packed text is four to five times as long.
+        # Known before anything is read and the same for any number of workers. Packed text is four to five
+        # times as long.
         text = sum(file.size * (5 if file.path.suffix == ".gz" else 1) for file in files)
         wanted = max(1, -(-text // config.bucket_bytes))
         self.num_buckets = min(1 << (wanted - 1).bit_length(), _MAX_BUCKETS)
@@ -298,8 +234,8 @@ class _Run:
         if not summary.taken:
             path, number, _, reason, detail = summary.rejects[0]
             raise InputError(
-                f"none of the {summary.records:,} records can be used; the first is record {number} of {path}: {reason} "
-                f"({detail})."
+                f"none of the {summary.records:,} records can be used; the first is record {number} of "
+                f"{path}: {reason} ({detail})."
             )
         self._count_unknown()
 
@@ -391,8 +327,8 @@ def ingest_command(arguments: Any) -> None:
     """Run `proteinlm ingest` and print what it wrote.
 
     Args:
-        arguments: the command line's fields: sources (`sample` stands for the proteins of this package), output,
-            families, held_out, valid, test, shards, workers, name.
+        arguments: the command line's fields: sources (`sample` stands for the proteins of this package),
+            output, families, held_out, valid, test, shards, workers, name.
     """
     families = tuple(arguments.families)
     sources = list(arguments.sources)
@@ -402,7 +338,7 @@ def ingest_command(arguments: Any) -> None:
         families = (*families, SAMPLE / "pfam.tsv.gz")
     splits = SplitsConfig(arguments.valid, arguments.test, _held_out(arguments.held_out))
     config = IngestConfig(splits, families, arguments.name, arguments.shards, arguments.workers)
-    print_summary(ingest(sources, arguments.output, config), Console())
+    ingest(sources, arguments.output, config).print(Console())
 
 
 def _held_out(text: str) -> tuple[str, ...]:
@@ -411,36 +347,3 @@ def _held_out(text: str) -> tuple[str, ...]:
     if text == "none":
         return ()
     return read_held_out(text) if Path(text).is_file() else check_families(text.split(","), "--held-out")
-
-
-def print_summary(summary: Summary, console: Console) -> None:
-    """Print Table 1, the amino-acid frequencies, what was rejected or unknown, and where the time went."""
-    for table in render(summary.statistics):
-        console.print(table)
-    # Without markup and highlighting: names from files may hold brackets.
-    say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    copies = summary.taken - summary.sequences
-    say(
-        f"{summary.records:,} records: {summary.taken:,} taken ({copies:,} of them copies of others), "
-        f"{summary.records - summary.taken:,} rejected; {summary.with_families:,} of {summary.sequences:,} sequences have "
-        "a family."
-    )
-    for reason, number in sorted(summary.rejected.items()):
-        say(f"  rejected, {reason}: {number:,}")
-    for path, number, accession, reason, detail in summary.rejects:
-        say(f"    {path} record {number} {accession}: {reason} ({detail})")
-    if summary.malformed[0]:
-        say(f"  {summary.malformed[0]:,} rows of family tables could not be read:")
-        for row in summary.malformed[1]:
-            say(f"    {row.path} line {row.line}: {row.text!r}")
-    if summary.unknown[0]:
-        shown = ", ".join(summary.unknown[1]) + (
-            ", ..." if summary.unknown[0] > len(summary.unknown[1]) else ""
-        )
-        say(f"  {summary.unknown[0]:,} accessions of family tables are in none of the sources: {shown}")
-    for warning in summary.warnings:
-        say(f"warning: {warning}")
-    total = sum(summary.seconds.values())
-    shares = ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in summary.seconds.items())
-    say(f"{total:.1f} s, {summary.records / total:,.0f} records/s ({shares})")
-    say(f"the dataset is in {summary.output}")

@@ -1,4 +1,4 @@
-"""Where families come from: DR lines (uniprot.py) and two-column tables (here); and which families are held out."""
+"""Where families come from: DR lines (uniprot.py), two-column tables (here); and which are held out."""
 
 import os
 import re
@@ -13,10 +13,11 @@ from proteinlm.data.sources import SourceFile
 from proteinlm.errors import InputError
 
 PAPER_HELD_OUT_FAMILIES = (
-    "PF18369", "PF04680", "PF17988", "PF12325", "PF03272", "PF03938", "PF17724", "PF10696", "PF11968", "PF04153",
-    "PF06173", "PF12378", "PF04420", "PF10841", "PF06917", "PF03492", "PF06905", "PF15340", "PF17055", "PF05318",
+    "PF18369", "PF04680", "PF17988", "PF12325", "PF03272", "PF03938", "PF17724", "PF10696", "PF11968",
+    "PF04153", "PF06173", "PF12378", "PF04420", "PF10841", "PF06917", "PF03492", "PF06905", "PF15340",
+    "PF17055", "PF05318",
 )  # fmt: skip
-"""The 20 Pfam families of the Performer paper's out-of-distribution split (appendix on the protein data set)."""
+"""The 20 Pfam families of the Performer paper's out-of-distribution split (appendix C.1)."""
 
 SHOWN = 5
 """How many malformed rows and unknown accessions are kept for showing."""
@@ -38,8 +39,9 @@ class BadRow:
 class FamilyTable:
     """Families by accession, sorted, in two arrays and a list of the combinations that occur.
 
-    It is held in memory, about 15 bytes a row; saved and loaded it is mapped, so that worker processes share one copy.
-    Tables larger than memory (Pfam-A.regions, protein2ipr) are for a join by partition, which is another job.
+    It is held in memory, about 15 bytes a row; saved and loaded it is mapped, so that worker processes share
+    one copy. Tables larger than memory (Pfam-A.regions, protein2ipr) are for a join by partition, which is
+    another job.
 
     Attributes:
         accessions: S[longest], sorted, each once.
@@ -63,8 +65,8 @@ class FamilyTable:
     def read(cls, paths: Iterable[str | os.PathLike]) -> "FamilyTable":
         """Read tables of `accession<TAB>PF00001;PF00002`, plain or .gz, header line optional.
 
-        Rows of one accession are united. PF ids may carry a version (PF00001.23) and end in `;` as UniProt's downloads
-        do.
+        Rows of one accession are united. PF ids may carry a version (PF00001.23) and end in `;` as UniProt's
+        downloads do.
 
         Raises:
             InputError: a file is unreadable, empty, or not one of its rows can be used.
@@ -85,9 +87,8 @@ class FamilyTable:
                         num_rows += 1
                         num_malformed += 1
                         if len(bad) < SHOWN:
-                            bad.append(
-                                BadRow(str(path), number, line[:60].decode("ascii", "backslashreplace"))
-                            )
+                            shown = line[:60].decode("ascii", "backslashreplace")
+                            bad.append(BadRow(str(path), number, shown))
                     continue
                 num_rows += 1
                 good += 1
@@ -95,7 +96,7 @@ class FamilyTable:
                 groups.append(index.setdefault(row[1], len(index)))
             if not good:
                 raise InputError(
-                    f"{path} has no row of the form ACCESSION<TAB>PF00001;PF00002: name a table of Pfam families."
+                    f"{path} has no row of the form ACCESSION<TAB>PF00001;PF00002: name a table of families."
                 )
             files.append((str(path), source.size, source.md5))
         return cls._sorted(names, groups, list(index), (num_rows, num_malformed, tuple(bad), tuple(files)))
@@ -120,8 +121,8 @@ class FamilyTable:
     def rows(self, accessions: Sequence[bytes]) -> np.ndarray:
         """Return the row of each accession, int64 [n], -1 where the table has none.
 
-        An isoform (P12345-2) without a row of its own takes its protein's: better one protein too many on the held-out
-        side than a leak into train.
+        An isoform (P12345-2) without a row of its own takes its protein's: better one protein too many on
+        the held-out side than a leak into train.
         """
         rows = self._find(accessions)
         for place in np.flatnonzero(rows < 0).tolist():

@@ -40,9 +40,11 @@ class Worker:
         self.families = stages.Families(folder) if folder.is_dir() else None
 
     def map(self, block: Block) -> stages.MapResult:
+        """Parse a block."""
         return stages.map_block(block, self.work, self.num_buckets, self.families, str(os.getpid()))
 
     def reduce(self, bucket: int) -> stages.ReduceResult:
+        """Reduce a bucket."""
         return stages.reduce_bucket(bucket, self.work, self.splits)
 
     def write(self, task: stages.Shard | dict[str, list[int]]) -> str | None:
@@ -80,7 +82,7 @@ Submit = Callable[..., Iterator[Any]]
 
 @contextlib.contextmanager
 def pool(workers: int, arguments: tuple) -> Iterator[Submit]:
-    """Give a function (method, tasks) that runs a worker's method on each task and yields results in the tasks' order.
+    """Give a function (method, tasks) that runs a worker's method on tasks and yields results in their order.
 
     With keyed=True a task is (key, load): the key stays here and comes back beside the result.
 
@@ -98,8 +100,8 @@ def pool(workers: int, arguments: tuple) -> Iterator[Submit]:
 
         yield here
         return
-    # Processes come from a server that is forked before anything else runs in it: a fork of this process would
-    # copy its threads' locks in whatever state they are (JAX warns of it).
+    # Processes come from a server that is forked before anything else runs in it: a fork of this process
+    # would copy its threads' locks in whatever state they are (JAX warns of it).
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", "proteinlm.data.processes"])
     executor = ProcessPoolExecutor(workers, context, _start_worker, arguments)

@@ -1,4 +1,4 @@
-"""Files of sequences as blocks of whole records: decompressed, line ends made equal, cut where a record ends."""
+"""Files of sequences as blocks of whole records: decompressed, line ends made equal, cut between records."""
 
 import hashlib
 import os
@@ -11,7 +11,8 @@ from isal import igzip_lib, isal_zlib
 from proteinlm.errors import InputError
 
 BLOCK_BYTES = 4 << 20
-# The longest known protein has 45,000 residues, its flat entry is far below this: what is longer is no protein file.
+# The longest known protein has 45,000 residues, its flat entry is far below this: what is longer is no
+# protein file.
 RECORD_BYTES = 64 << 20
 _READ_BYTES = 1 << 20
 _GZIP = b"\x1f\x8b"
@@ -60,14 +61,15 @@ class SourceFile:
 
     @property
     def md5(self) -> str:
+        """MD5 of the bytes that were read, in hexadecimal."""
         return self._md5.hexdigest()
 
     def text(self) -> Iterator[bytes]:
         """Yield the content, decompressed if it is gzip (by its first bytes, not by its name).
 
         Raises:
-            InputError: it is compressed otherwise, cut short, damaged or cannot be read; the message says how far it
-                was good.
+            InputError: it is compressed otherwise, cut short, damaged or cannot be read; the message says
+                how far it was good.
         """
         raw = self._raw()
         head = next(raw, b"")
@@ -128,8 +130,8 @@ class SourceFile:
                     yield chunk
         except OSError as error:
             raise InputError(
-                f"{self.path} cannot be read beyond byte {self.read:,} of {self.size:,} ({error.strerror}): copy or "
-                "download it again."
+                f"{self.path} cannot be read beyond byte {self.read:,} of {self.size:,} ({error.strerror}): "
+                "copy or download it again."
             ) from error
 
     def _unzipped(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -156,10 +158,10 @@ class SourceFile:
                         data = member.unconsumed_tail
                         if not data and len(out) < _READ_BYTES:
                             break
-        except (igzip_lib.IsalError, isal_zlib.error, EOFError) as error:
+        except igzip_lib.IsalError as error:  # pyright: ignore[reportGeneralTypeIssues]
             raise InputError(
-                f"{self.path} is damaged: its gzip data cannot be read after {given:,} bytes of text, near byte "
-                f"{self.read:,} of {self.size:,} ({error}); download it again."
+                f"{self.path} is damaged: its gzip data cannot be read after {given:,} bytes of text, near "
+                f"byte {self.read:,} of {self.size:,} ({error}); download it again."
             ) from error
         if member is not None:
             raise InputError(
@@ -189,12 +191,12 @@ class SourceFile:
         if text[:1] in (b"<", b"{"):
             kind = "XML or HTML (a web page, perhaps an error message)" if text[:1] == b"<" else "JSON"
             raise InputError(
-                f"{self.path} line {skipped + 1} is {kind}, not FASTA or a UniProtKB flat file: download the file again "
-                f"in one of these formats ({line!r})."
+                f"{self.path} line {skipped + 1} is {kind}, not FASTA or a UniProtKB flat file: download the "
+                f"file again in one of these formats ({line!r})."
             )
         raise InputError(
-            f"{self.path} line {skipped + 1} starts neither with '>' (FASTA) nor with 'ID   ' (UniProtKB flat file): "
-            f"{line!r}; remove what stands before the first record."
+            f"{self.path} line {skipped + 1} starts neither with '>' (FASTA) nor with 'ID   ' (UniProtKB "
+            f"flat file): {line!r}; remove what stands before the first record."
         )
 
 

@@ -1,8 +1,8 @@
 """Records on disk between the steps of ingest: columns, in buckets by the first bytes of the digest.
 
-A file is a row of chunks; a chunk is a header (number of records, bytes of each column) and its columns, one after
-another. Each worker process has its own file in each bucket, so that none waits for another. All of it is scratch of
-one run and one machine.
+A file is a row of chunks; a chunk is a header (number of records, bytes of each column) and its columns, one
+after another. Each worker process has its own file in each bucket, so that none waits for another. All of it
+is scratch of one run and one machine.
 """
 
 import os
@@ -77,7 +77,7 @@ def numbers(digests: np.ndarray) -> np.ndarray:
 
 
 def spill(records: Columns, sequences: list[bytes], work: Path, num_buckets: int, writer: str) -> None:
-    """Append records to the files of their buckets; bucket b of B has the digests of [b/B, (b+1)/B), B a power of two."""
+    """Append records to the files of their buckets; bucket b of B (a power of 2) has [b/B, (b+1)/B)."""
     high = numbers(records.digests)[:, 0]
     bits = num_buckets.bit_length() - 1
     codes = (high >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(high), np.int64)

@@ -1,4 +1,4 @@
-"""Records -> train, valid, test or ood, by pure functions of the record: nothing depends on order, shards or workers."""
+"""Records -> train, valid, test or ood, by pure functions: order, shards and workers change nothing."""
 
 import hashlib
 import re
@@ -21,7 +21,8 @@ _ISOFORM = re.compile(r".+-\d+")
 def digest(sequence: bytes) -> bytes:
     """Return the identity of a canonical sequence: MD5 of its letters, 16 bytes.
 
-    MD5 because UniParc and Pfam-A.regions carry it, so that a published manifest joins to them. It guards nothing.
+    MD5 because UniParc and Pfam-A.regions carry it, so that a published manifest joins to them. It guards
+    nothing.
     """
     return hashlib.md5(sequence, usedforsecurity=False).digest()
 
@@ -98,8 +99,8 @@ def _below(numbers: np.ndarray, bound: int) -> np.ndarray:
 def precedence(accession: str, reviewed: bool, taxon: int | None) -> tuple:
     """Return what the canonical one of several copies is smallest by.
 
-    Reviewed before unreviewed, proteins before isoforms (P12345-2), shorter accessions before longer ones, then
-    alphabetically.
+    Reviewed before unreviewed, proteins before isoforms (P12345-2), shorter accessions before longer ones,
+    then alphabetically.
     """
     isoform = _ISOFORM.fullmatch(accession) is not None
     return not reviewed, isoform, len(accession), accession, -1 if taxon is None else taxon

@@ -4,13 +4,14 @@ map      parse records, add families, append them to buckets by digest        (s
 reduce   sort a bucket by digest, make copies one record, split, serialise
 write    cut each split into shards of equal numbers, in the order of the digests; the manifest likewise
 
-Each is independent of how many processes run it and in which order. Memory holds one block or one bucket a process.
+Each is independent of how many processes run it and in which order. Memory holds one block or one bucket a
+process.
 """
 
 import functools
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from array_record.python import array_record_module
+from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
 from proteinlm.data.dataset import MANIFEST, MANIFEST_SCHEMA, RECORD_OPTIONS, encode_example, shard_name
 from proteinlm.data.pfam import FamilyTable
@@ -40,7 +41,7 @@ class MapResult(NamedTuple):
 
 
 class Families:
-    """The family table of a run, mapped, and which of its rows were used (one byte a row, shared by all processes)."""
+    """The family table of a run and which of its rows were used (a byte each), mapped by all processes."""
 
     def __init__(self, folder: Path):
         self.table = FamilyTable.load(folder)
@@ -48,6 +49,7 @@ class Families:
 
     @staticmethod
     def save(table: FamilyTable, folder: Path) -> None:
+        """Write a table into a new folder, for every process to map."""
         folder.mkdir()
         table.save(folder)
         (folder / "used").write_bytes(bytes(len(table.accessions)))
@@ -115,7 +117,7 @@ class ReduceResult:
 
 @dataclass(frozen=True)
 class _Unique:
-    """Distinct sequences of a bucket in the order of their digests: for each a row of the columns, and what is merged."""
+    """Distinct sequences of a bucket by digest: for each a row of the columns, and what is merged."""
 
     rows: np.ndarray
     copies: np.ndarray
@@ -158,7 +160,7 @@ def _record(columns: Columns, row: int) -> Record:
 
 
 def reduce_bucket(bucket: int, work: Path, config: SplitsConfig) -> ReduceResult:
-    """Make the copies of each sequence one record, split, and write examples and manifest rows; drop the bucket."""
+    """Make copies one record, split, write examples and manifest rows; drop the bucket."""
     columns = read_bucket(work, bucket)
     keys = numbers(columns.digests)
     order = np.lexsort((keys[:, 1], keys[:, 0]))
@@ -257,6 +259,7 @@ class Shard(NamedTuple):
 
     @property
     def length(self) -> int:
+        """Number of examples."""
         return sum(stop - start for _, start, stop in self.pieces)
 
 
@@ -313,7 +316,7 @@ def _examples(path: Path, start: int, stop: int) -> Iterator[bytes]:
             yield handle.read(size)
 
 
-def write_manifest(bucket_counts: dict[str, Sequence[int]], work: Path, folder: Path) -> str:
+def write_manifest(bucket_counts: Mapping[str, Sequence[int]], work: Path, folder: Path) -> str:
     """Write the manifest in row groups of equal size and return the dataset's fingerprint.
 
     The fingerprint is SHA-256 over each split's name, number of sequences and digests, in order.

@@ -1,4 +1,4 @@
-"""What a dataset holds: the paper's Table 1, amino-acid frequencies, and the baseline that knows nothing else."""
+"""What a dataset holds: the paper's Table 1, amino-acid frequencies, the baseline that knows only those."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +29,8 @@ class SplitStatistics:
     """Sums over the sequences of one split; two of them add up, in any order.
 
     Attributes:
-        lengths: number of sequences of each length in residues, from which every row of Table 1 follows exactly.
+        lengths: number of sequences of each length in residues, from which every row of Table 1 follows
+            exactly.
         residues: int64 [25], counts in the order of `alphabet.RESIDUES`.
     """
 
@@ -51,14 +52,16 @@ class SplitStatistics:
 
     @property
     def count(self) -> int:
+        """Number of sequences."""
         return sum(self.lengths.values())
 
     @property
     def num_residues(self) -> int:
+        """Residues of all sequences."""
         return sum(value * count for value, count in self.lengths.items())
 
     def row(self) -> dict[str, float]:
-        """Return count, min, max, mean, std (of the population) and median of the lengths; NaN where there are none."""
+        """Return count, and min, max, mean, std (population) and median of the lengths; NaN for none."""
         n = self.count
         if not n:
             return {"count": 0, **dict.fromkeys(("min", "max", "mean", "std", "median"), float("nan"))}
@@ -83,16 +86,18 @@ class SplitStatistics:
         raise IndexError(f"rank {rank} of {seen} sequences")
 
     def windows(self, length: int) -> int:
-        """Return how many whole windows of `length` tokens the sequences make, <eos> after each (Table 1, concat)."""
+        """Return how many whole windows of `length` tokens the sequences make, <eos> after each."""
         return (self.num_residues + self.count) // length
 
     def to_json(self) -> dict[str, Any]:
+        """Return what statistics.json holds for a split."""
         row = {name: None if value != value else value for name, value in self.row().items()}
         residues = dict(zip(alphabet.RESIDUES, self.residues.tolist(), strict=True))
         return {**row, "residues": residues, "lengths": [list(pair) for pair in sorted(self.lengths.items())]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "SplitStatistics":
+        """Read what `to_json` wrote."""
         residues = np.array([data["residues"][letter] for letter in alphabet.RESIDUES], np.int64)
         return cls({int(value): int(count) for value, count in data["lengths"]}, residues)
 
@@ -105,13 +110,13 @@ def table(statistics: Mapping[str, SplitStatistics]) -> pd.DataFrame:
 
 
 def concat_table(statistics: Mapping[str, SplitStatistics], length: int) -> pd.DataFrame:
-    """Return how many windows of `length` tokens each split makes, as the last rows of the paper's Table 1."""
+    """Return how many windows of `length` tokens each split makes, as in the paper's Table 1."""
     rows = {split: {"count": s.windows(length), "length": length} for split, s in statistics.items()}
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("split")
 
 
 def table_1(dataset: "ProteinDataset") -> pd.DataFrame:
-    """Return Table 1 of a dataset with the split as its first column and figures as the paper writes them (text)."""
+    """Return Table 1 of a dataset as text: the split in the first column, figures as the paper has them."""
     return _as_text(dataset.statistics)
 
 
@@ -129,7 +134,7 @@ def _as_text(statistics: Mapping[str, SplitStatistics]) -> pd.DataFrame:
 
 
 def frequencies(statistics: Mapping[str, SplitStatistics]) -> pd.DataFrame:
-    """Return the share of each residue, rows in the order of `alphabet.RESIDUES`, one column a split; NaN if empty."""
+    """Return the share of each residue (rows, order of `alphabet.RESIDUES`) in each split; NaN if empty."""
     columns = {}
     for split, s in statistics.items():
         total = s.residues.sum()

@@ -1,4 +1,4 @@
-"""UniProtKB flat files and FASTA -> records. Bytes in, and of a flat entry only ID, AC, OX, DR Pfam, SQ and sequence."""
+"""UniProtKB flat files and FASTA -> records, as bytes; of a flat entry only ID, AC, OX, DR Pfam and SQ."""
 
 import os
 import re
@@ -105,7 +105,7 @@ def _parse_fasta(data: bytes) -> Parsed:
         header, _, body = piece.partition(b"\n")
         name, reviewed = _fasta_name(header)
         letters = body.translate(None, _SPACES)
-        # Whatever is left after all residues are taken away needs a closer look, and so does an empty sequence.
+        # Whatever is left after all residues are taken away needs a closer look; so does an empty sequence.
         if not letters or letters.translate(None, _RESIDUES):
             letters = _canonical(letters, number, name, rejects)
             if letters is None:
@@ -118,7 +118,7 @@ def _parse_fasta(data: bytes) -> Parsed:
 
 
 def _fasta_name(header: bytes) -> tuple[str, bool]:
-    """Return the accession and whether it is Swiss-Prot's: of sp|P12345|NAME, UniRef50_P12345 or a plain name."""
+    """Return the accession (of sp|P12345|NAME, UniRef50_P12345, a plain name), and if it is Swiss-Prot's."""
     words = header.split(None, 1)
     if not words:
         return "", False
@@ -169,8 +169,8 @@ def _code(text: bytes) -> int:
 def _parse_flat(block: Block) -> Parsed:
     """Find all lines of a block at once by their first two letters, then look at the few that matter.
 
-    One pass of NumPy over the bytes costs less than one search of bytes.find per line code, and it cannot mistake text
-    inside a line for a line.
+    One pass of NumPy over the bytes costs less than one search of bytes.find per line code, and it cannot
+    mistake text inside a line for a line.
     """
     data = block.data + b"\n\n"
     array = np.frombuffer(data, np.uint8)
@@ -214,7 +214,7 @@ def _first(places: list[int], index: int, start: int) -> int:
 
 
 def _read_entry(data, start, end, finished, number, where, at, entries, rejects) -> None:
-    """Read the entry data[start:end] into `entries` or `rejects`; `at` remembers how far each list was used."""
+    """Read data[start:end] into `entries` or `rejects`; `at` remembers how far each list was used."""
     for name in (b"AC", b"OX", b"DR", b"SQ"):
         at[name] = _first(where[name], at[name], start)
 

@@ -1,0 +1,76 @@
+"""What an ingest did, for programs and for the terminal."""
+
+import functools
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from proteinlm.data.pfam import BadRow
+from proteinlm.data.statistics import SplitStatistics, render
+
+
+@dataclass
+class Summary:
+    """What an ingest did.
+
+    Attributes:
+        output: the dataset's folder.
+        records, taken: records read, and those that became part of the dataset.
+        rejected: number of the others by reason.
+        rejects: the first of them: source, record number, accession, reason, detail.
+        statistics: of each split.
+        with_families: sequences that have a family.
+        malformed: rows of family tables that could not be read: how many, and the first ones.
+        unknown: accessions of family tables that no source has: how many, and the first ones.
+        warnings: sentences for the user.
+        seconds: wall time of each phase: families, map, reduce, write.
+    """
+
+    output: Path
+    records: int = 0
+    taken: int = 0
+    rejected: Counter = field(default_factory=Counter)
+    rejects: list[tuple[str, int, str, str, str]] = field(default_factory=list)
+    statistics: dict[str, SplitStatistics] = field(default_factory=dict)
+    with_families: int = 0
+    malformed: tuple[int, tuple[BadRow, ...]] = (0, ())
+    unknown: tuple[int, tuple[str, ...]] = (0, ())
+    warnings: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def sequences(self) -> int:
+        """Number of distinct sequences."""
+        return sum(s.count for s in self.statistics.values())
+
+    def print(self, console: Console) -> None:
+        """Print Table 1, the amino-acid frequencies, what was rejected or unknown, where the time went."""
+        for table in render(self.statistics):
+            console.print(table)
+        # Without markup and highlighting: names from files may hold brackets.
+        say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
+        copies = self.taken - self.sequences
+        say(
+            f"{self.records:,} records: {self.taken:,} taken ({copies:,} of them copies of others), "
+            f"{self.records - self.taken:,} rejected; {self.with_families:,} of {self.sequences:,} "
+            "sequences have a family."
+        )
+        for reason, number in sorted(self.rejected.items()):
+            say(f"  rejected, {reason}: {number:,}")
+        for path, number, accession, reason, detail in self.rejects:
+            say(f"    {path} record {number} {accession}: {reason} ({detail})")
+        if self.malformed[0]:
+            say(f"  {self.malformed[0]:,} rows of family tables could not be read:")
+            for row in self.malformed[1]:
+                say(f"    {row.path} line {row.line}: {row.text!r}")
+        if self.unknown[0]:
+            shown = ", ".join(self.unknown[1]) + (", ..." if self.unknown[0] > len(self.unknown[1]) else "")
+            say(f"  {self.unknown[0]:,} accessions of family tables are in none of the sources: {shown}")
+        for warning in self.warnings:
+            say(f"warning: {warning}")
+        total = sum(self.seconds.values())
+        shares = ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in self.seconds.items())
+        say(f"{total:.1f} s, {self.records / total:,.0f} records/s ({shares})")
+        say(f"the dataset is in {self.output}")
