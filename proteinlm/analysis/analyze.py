@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -113,9 +114,7 @@ def analyze_similarity(
     reference = normalised_blosum(blosum)
     limit = capacity(model)
     whole = [_canonical(sequence, index) for index, sequence in enumerate(sequences)]
-    sums = similarity.amino_acid_attention(
-        model, [letters[:limit] for letters in whole], batch_size=batch_size
-    )
+    sums = similarity.amino_acid_attention(model, [letters[:limit] for letters in whole], batch_size=batch_size)
     by_head = similarity.head_similarity(sums)
     enrichment = similarity.pair_enrichment(sums)
     profiles = similarity.head_profiles(sums)
@@ -123,7 +122,7 @@ def analyze_similarity(
     pair_agreement = compare(enrichment, reference, permutations=permutations, seed=seed)
     ranked = closest_pairs(by_head, reference, number=len(STANDARD_RESIDUES) ** 2)
     stem = Path(output) / "similarity"
-    arrays = {
+    arrays: dict[str, Any] = {
         "residues": np.array(list(STANDARD_RESIDUES)),
         "similarity": by_head,
         "blosum": reference,

@@ -155,9 +155,7 @@ def attention_maps(
     q, k = queries_keys(model, tokens)
     return np.stack(
         [
-            _assemble(
-                _stream(model, q[layer], k[layer], tokens, layer, chosen, block), len(chosen), tokens.shape
-            )
+            _assemble(_stream(model, q[layer], k[layer], tokens, layer, chosen, block), len(chosen), tokens.shape)
             for layer in layers
         ]
     )

@@ -25,7 +25,9 @@ def normalised_blosum(name: str = "BLOSUM62") -> Float64[np.ndarray, "a b"]:
     if name.upper() not in BLOSUMS:
         raise InputError(f"there is no substitution matrix {name!r}; choose one of {', '.join(BLOSUMS)}.")
     matrix = substitution_matrices.load(name.upper())
-    scores = np.array([[matrix[a, b] for b in STANDARD_RESIDUES] for a in STANDARD_RESIDUES], np.float64)
+    assert isinstance(matrix, substitution_matrices.Array)
+    places = [matrix.alphabet.index(letter) for letter in STANDARD_RESIDUES]
+    scores = np.asarray(matrix, np.float64)[np.ix_(places, places)]
     own = np.sqrt(np.diag(scores))
     return scores / (own[:, None] * own[None, :])
 
@@ -81,9 +83,7 @@ def compare(
     first, second = first[np.ix_(known, known)], second[np.ix_(known, known)]
     size = len(first)
     if size < 4:
-        raise InputError(
-            f"only {size} amino acids can be compared, and four are needed: give more sequences."
-        )
+        raise InputError(f"only {size} amino acids can be compared, and four are needed: give more sequences.")
     upper = np.triu_indices(size, 1)
     rng = np.random.default_rng(seed)
     orders = np.stack([np.arange(size), *(rng.permutation(size) for _ in range(permutations))])
@@ -101,10 +101,10 @@ def compare(
     return Agreement(pearson, pearson_p, spearman, spearman_p, len(upper[0]), permutations)
 
 
-def _known(matrix):
+def _known(matrix: np.ndarray) -> np.ndarray:
     """Return which amino acids have values: those never seen have a row of NaN, off the diagonal too."""
     off = np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
-    known = ~np.isnan(off).all(1)
+    known = np.logical_not(np.isnan(off).all(1))
     # Of the seen ones, a pair may still be missing: leave out the worst until none is.
     while np.isnan(off[np.ix_(known, known)]).sum() > known.sum():
         gaps = np.where(known, np.isnan(off[:, known]).sum(1), -1)

@@ -12,6 +12,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from proteinlm import figures
 from proteinlm.data.alphabet import STANDARD_RESIDUES
@@ -107,30 +108,23 @@ def _weight_scale(weights):
         return Normalize(0, 1), "attention weight (all are 0)", "neither"
     if top >= high:
         return PowerNorm(0.5, 0, high), "attention weight (square-root scale)", "neither"
-    label = (
-        f"attention weight (square-root scale, cut at the 99.5th percentile, {top:.2g}; largest {high:.2g})"
-    )
+    label = f"attention weight (square-root scale, cut at the 99.5th percentile, {top:.2g}; largest {high:.2g})"
     return PowerNorm(0.5, 0, top), label, "max"
 
 
 def _panels(rows, columns):
     # A panel is as wide as eight of them on a page allow, but never larger than a quarter of the page.
     side = min((figures.PAGE - 0.8) / columns, figures.PAGE / 4)
-    figure = Figure(figsize=(max(side * columns + 0.8, figures.PAGE / 2 + 0.8), side * rows + 1.35))
-    layout = figure.get_layout_engine()
-    assert layout is not None
-    layout.set(w_pad=0.02, h_pad=0.02, wspace=0.01, hspace=0.01)
+    size = (max(side * columns + 0.8, figures.PAGE / 2 + 0.8), side * rows + 1.35)
+    layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.025, wspace=0.01, hspace=0.01)
+    figure = Figure(figsize=size, layout=layout)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     return figure, axes
 
 
 def _position_ticks(length):
     """Return the first residue and two or so round positions: small panels have room for no more."""
-    step = next(
-        step
-        for step in (1, 2, 5, *(m * 10**e for e in range(1, 9) for m in (1, 2, 5)))
-        if 2.5 * step > length
-    )
+    step = next(step for step in (1, 2, 5, *(m * 10**e for e in range(1, 9) for m in (1, 2, 5))) if 2.5 * step > length)
     return [1, *(place for place in range(step, length + 1, step) if place > max(1, 0.3 * length))]
 
 

@@ -66,7 +66,7 @@ def read_protein(model: ProteinLM, sequence: bytes, *, name: str) -> Protein:
             "analyse a part of the protein, or train with a larger model.max_length."
         )
     if model.causal:
-        tokens = np.concatenate([np.uint8([alphabet.BOS]), residues])
+        tokens = np.concatenate([np.array([alphabet.BOS], np.uint8), residues])
         return Protein(name, tokens, slice(1, len(tokens)))
     if len(residues) < limit:
         return Protein(name, np.append(residues, np.uint8(alphabet.EOS)), slice(0, len(residues)))

@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import pytest
 from proteinlm.models.transformer import ModelConfig, ProteinLM
@@ -10,6 +12,7 @@ from proteinlm.models.attention import ATTENTION
 def make_model():
     """Return a function that builds a tiny, untrained model; the same arguments give the same model."""
 
+    @functools.cache
     def make(
         kind="softmax", *, causal=False, num_layers=2, num_heads=2, max_length=64, dtype="float32", **options
     ):
