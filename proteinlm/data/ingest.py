@@ -64,9 +64,7 @@ class IngestConfig:
 
     def __post_init__(self):
         if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
-            raise InputError(
-                f"the name {self.name!r} is no TFDS name: small letters, digits and _, a letter first."
-            )
+            raise InputError(f"the name {self.name!r} is no TFDS name: small letters, digits and _, a letter first.")
         for name, least in (("shards", 0), ("workers", 0), ("block_bytes", 1), ("bucket_bytes", 1)):
             if getattr(self, name) < least:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
@@ -111,13 +109,11 @@ def ingest(
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise InputError(
-                f"the disk of {output} is full: ingest needs room for the dataset and scratch files beside it, "
+                f"the disk of {output} is full: ingest needs room for the dataset and scratch files, "
                 "together about three times the sequences; make room or name a folder on another disk."
             ) from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise InputError(
-                f"{output} cannot be written ({error.strerror}): name another output folder."
-            ) from error
+            raise InputError(f"{output} cannot be written ({error.strerror}): name another output folder.") from error
         raise
     except BrokenProcessPool as error:
         raise InputError(
@@ -135,18 +131,14 @@ def _files(sources: Sequence[str | os.PathLike]) -> list[SourceFile]:
         other = seen.setdefault((stat.st_dev, stat.st_ino), file.path)
         if other is not file.path:
             same = "is named twice" if other == file.path else f"and {other} are the same file"
-            raise InputError(
-                f"{file.path} {same}: its proteins would count as copies of themselves; name it once."
-            )
+            raise InputError(f"{file.path} {same}: its proteins would count as copies of themselves; name it once.")
     return files
 
 
 class _Run:
     """One ingest, phase by phase."""
 
-    def __init__(
-        self, files: list[SourceFile], folder: Path, output: Path, config: IngestConfig, console: Console
-    ):
+    def __init__(self, files: list[SourceFile], folder: Path, output: Path, config: IngestConfig, console: Console):
         self.files, self.folder, self.config = files, folder, config
         self.work = folder / "scratch"
         self.summary = Summary(output)
@@ -245,7 +237,7 @@ class _Run:
             used = stages.Families(self.work / "families").used
             missing = np.flatnonzero(used[: len(self.table.accessions)] == 0)
             first = tuple(
-                self.table.accessions[i].decode("ascii", "backslashreplace") for i in missing[:SHOWN]
+                name.decode("ascii", "backslashreplace") for name in self.table.accessions[missing[:SHOWN]].tolist()
             )
             self.summary.unknown = len(missing), first
 

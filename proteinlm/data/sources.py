@@ -72,12 +72,13 @@ class SourceFile:
                 how far it was good.
         """
         raw = self._raw()
-        head = next(raw, b"")
+        head = b""
+        # A pipe may give fewer bytes than the longest magic number.
+        while len(head) < 6 and (more := next(raw, b"")):
+            head += more
         for magic, name in _OTHER_COMPRESSIONS.items():
             if head.startswith(magic):
-                raise InputError(
-                    f"{self.path} is compressed with {name}: unpack it first (plain and .gz are read)."
-                )
+                raise InputError(f"{self.path} is compressed with {name}: unpack it first (plain and .gz are read).")
         chunks = _chain(head, raw)
         return self._unzipped(chunks) if head.startswith(_GZIP) else chunks
 
@@ -137,27 +138,28 @@ class SourceFile:
     def _unzipped(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         """Decompress members one after another; zero bytes after the last one are padding, as for gzip."""
         member = None
-        given = 0
+        members = given = 0
         try:
             for chunk in chunks:
                 data = chunk
-                while data:
+                while member is not None or data:
                     if member is None:
-                        if given:
-                            data = data.lstrip(b"\0")
+                        data = data.lstrip(b"\0") if members else data
                         if not data:
                             break
                         member = isal_zlib.decompressobj(wbits=31)
+                        members += 1
                     out = member.decompress(data, _READ_BYTES)
                     given += len(out)
                     if out:
                         yield out
                     if member.eof:
                         data, member = member.unused_data, None
-                    else:
-                        data = member.unconsumed_tail
-                        if not data and len(out) < _READ_BYTES:
-                            break
+                        continue
+                    data = member.unconsumed_tail
+                    # A full answer may mean that there is more to come without more input.
+                    if not data and len(out) < _READ_BYTES:
+                        break
         except igzip_lib.IsalError as error:  # pyright: ignore[reportGeneralTypeIssues]
             raise InputError(
                 f"{self.path} is damaged: its gzip data cannot be read after {given:,} bytes of text, near "

@@ -60,7 +60,7 @@ NO_SEQUENCE = "no sequence"
 LETTER = "letter outside the alphabet"
 NO_ID = "text outside an entry"
 NO_SQ = "no readable SQ line"
-LENGTH = "length differs from SQ line"
+LENGTH = "length differs from ID or SQ line"
 CHECKSUM = "CRC64 differs from SQ line"
 UNFINISHED = "entry without its end"
 
@@ -232,18 +232,20 @@ def _read_entry(data, start, end, finished, number, where, at, entries, rejects)
     sq = line(b"SQ")
     said = _SQ.match(sq)
     if said is None:
-        detail = (
-            "SQ line missing" if not sq else f"SQ line reads {sq[:60].decode('ascii', 'backslashreplace')!r}"
-        )
+        detail = "SQ line missing" if not sq else f"SQ line reads {sq[:60].decode('ascii', 'backslashreplace')!r}"
         reason = NO_SQ if finished else UNFINISHED
         rejects.append(Reject(number, accession, reason, detail))
         return
     letters = data[where[b"SQ"][at[b"SQ"]] + len(sq) : end].translate(None, _SPACES)
     if len(letters) != int(said[1]):
         reason = LENGTH if finished else UNFINISHED
-        rejects.append(
-            Reject(number, accession, reason, f"{len(letters)} residues, the SQ line says {int(said[1])}")
-        )
+        rejects.append(Reject(number, accession, reason, f"{len(letters)} residues, the SQ line says {int(said[1])}"))
+        return
+    head = data[start : data.find(b"\n", start)].split()
+    if head[-1:] == [b"AA."] and head[-2] != said[1]:
+        # Where a stretch of a file is lost, one entry's accession can meet another one's sequence.
+        detail = f"the ID line has {head[-2].decode('ascii', 'backslashreplace')}, the SQ line {int(said[1])}"
+        rejects.append(Reject(number, accession, LENGTH, detail))
         return
     families = set()
     places = where[b"DR"]
@@ -252,7 +254,6 @@ def _read_entry(data, start, end, finished, number, where, at, entries, rejects)
         if _PFAM.fullmatch(family):
             families.add(family.decode())
         at[b"DR"] += 1
-    head = data[start : data.find(b"\n", start)].split()
     # STANDARD is what Reviewed was called before 2006.
     reviewed = len(head) > 2 and head[2] in (b"Reviewed;", b"STANDARD;")
     checksum = int(said[2], 16) if said[2] else None

@@ -1,0 +1,171 @@
+import gzip
+import hashlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proteinlm.data import sources
+from proteinlm.data.sources import SourceFile
+from proteinlm.errors import InputError
+
+FASTA = b"".join(b">P%05d\nACDEFGHIKL\nMNPQRSTVWY\n" % i for i in range(200))
+
+
+def read(path):
+    return b"".join(SourceFile(path).text())
+
+
+def put(tmp_path, data, name="file"):
+    path = tmp_path / name
+    path.write_bytes(data)
+    return path
+
+
+def test_plain_and_gzip_by_content_not_by_name(tmp_path):
+    for name in ("a.fasta", "a.gz"):
+        assert read(put(tmp_path, FASTA, name)) == FASTA
+        assert read(put(tmp_path, gzip.compress(FASTA), name)) == FASTA
+
+
+def test_members_one_after_another_are_one_file(tmp_path):
+    half = len(FASTA) // 2 + 3
+    data = gzip.compress(FASTA[:half]) + gzip.compress(b"") + gzip.compress(FASTA[half:])
+    assert read(put(tmp_path, data)) == FASTA
+    assert read(put(tmp_path, data + bytes(512))) == FASTA
+
+
+@pytest.mark.parametrize("bytes_at_a_time", [1, 7, 1 << 20])
+def test_reading_in_small_pieces_changes_nothing(tmp_path, monkeypatch, bytes_at_a_time):
+    monkeypatch.setattr(sources, "_READ_BYTES", bytes_at_a_time)
+    path = put(tmp_path, gzip.compress(FASTA[:1000]) + gzip.compress(FASTA[1000:2000]))
+    assert read(path) == FASTA[:2000]
+
+
+@pytest.mark.parametrize("missing", [1, 5, 8, 9, 100])
+def test_a_truncated_gzip_file_is_an_error(tmp_path, missing):
+    path = put(tmp_path, gzip.compress(FASTA)[:-missing])
+    with pytest.raises(InputError, match=rf"{path.name} is cut short.*bytes of text"):
+        read(path)
+
+
+@pytest.mark.parametrize("length", [2, 9, 15])
+def test_a_second_member_that_has_hardly_begun_is_an_error(tmp_path, length):
+    path = put(tmp_path, gzip.compress(FASTA) + gzip.compress(FASTA)[:length])
+    with pytest.raises(InputError, match="is cut short"):
+        read(path)
+
+
+def test_a_damaged_gzip_file_is_an_error(tmp_path):
+    data = bytearray(gzip.compress(FASTA))
+    data[-6] ^= 1
+    with pytest.raises(InputError, match="is damaged"):
+        read(put(tmp_path, bytes(data)))
+    with pytest.raises(InputError, match="is damaged"):
+        read(put(tmp_path, gzip.compress(FASTA) + b"and then something else"))
+
+
+@given(st.binary(min_size=1, max_size=30), st.integers(0, 10_000))
+@settings(deadline=None, max_examples=40)
+def test_a_changed_gzip_file_gives_the_text_or_an_error(tmp_path_factory, junk, place):
+    whole = gzip.compress(FASTA)
+    place %= len(whole)
+    path = put(tmp_path_factory.mktemp("gz"), whole[:place] + junk + whole[place + len(junk) :])
+    try:
+        text = read(path)
+    except InputError:
+        return
+    # Bytes of the header (time, system) may differ without harm; a file without the magic bytes is plain text.
+    assert text == FASTA or not path.read_bytes().startswith(b"\x1f\x8b")
+
+
+def test_a_read_error_is_an_error_that_says_how_far(tmp_path, monkeypatch):
+    class Broken:
+        def __init__(self, *_):
+            self.calls = 0
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def read(self, size):
+            self.calls += 1
+            if self.calls > 1:
+                raise OSError(5, "Input/output error")
+            return FASTA[:1000]
+
+    path = put(tmp_path, FASTA)
+    monkeypatch.setattr("builtins.open", Broken)
+    with pytest.raises(InputError, match="beyond byte 1,000"):
+        read(path)
+
+
+def test_checksum_and_size_are_those_of_the_file(tmp_path):
+    data = gzip.compress(FASTA)
+    source = SourceFile(put(tmp_path, data))
+    assert b"".join(source.text()) == FASTA
+    assert (source.size, source.read) == (len(data), len(data))
+    assert source.md5 == hashlib.md5(data).hexdigest()
+
+
+@given(st.text("a\r\n", max_size=30), st.integers(1, 5))
+def test_line_ends_as_python_reads_them(tmp_path_factory, text, piece):
+    path = put(tmp_path_factory.mktemp("lines"), text.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "_READ_BYTES", piece)
+        got = b"".join(SourceFile(path).lines())
+    with open(path, newline=None) as handle:
+        assert got.decode() == handle.read()
+
+
+@pytest.mark.parametrize("size", [1, 40, 1000, 1 << 20])
+def test_blocks_are_whole_records_and_all_of_them(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(sources, "_READ_BYTES", 50)
+    blocks = list(SourceFile(put(tmp_path, FASTA)).blocks(size))
+    assert b"".join(block.data for block in blocks) == FASTA
+    assert all(block.data.startswith(b">") for block in blocks)
+    assert [block.last for block in blocks] == [False] * (len(blocks) - 1) + [True]
+    assert len(blocks) > 1 or size > len(FASTA)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "is empty"),
+        (b"\n \r\n", "is empty"),
+        (gzip.compress(b""), "is empty"),
+        (b"P12345\nACD\n", "line 1 starts neither"),
+        (b"\n\nsome text\n>P12345\nACD\n", "line 3 starts neither.*some text"),
+        (b"<!DOCTYPE html>\n<p>Too many requests", "line 1 is XML or HTML.*download"),
+        (b'\n{"error": 1}', "line 2 is JSON"),
+        (b"\x28\xb5\x2f\xfd....", "zstd"),
+        (b"BZh91AY", "bzip2"),
+        (b"PK\x03\x04...", "zip"),
+        (b"\x00\x01\x02\xff binary", "starts neither"),
+    ],
+)
+def test_what_is_no_file_of_proteins_is_refused(tmp_path, data, message):
+    with pytest.raises(InputError, match=message) as error:
+        list(SourceFile(put(tmp_path, data, "given.txt")).blocks())
+    assert "given.txt" in str(error.value)
+
+
+def test_folders_and_missing_files_are_refused(tmp_path):
+    with pytest.raises(InputError, match="is a folder"):
+        SourceFile(tmp_path)
+    with pytest.raises(InputError, match=r"absent\.fasta cannot be read"):
+        SourceFile(tmp_path / "absent.fasta")
+
+
+def test_a_record_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "RECORD_BYTES", 1000)
+    monkeypatch.setattr(sources, "_READ_BYTES", 500)
+    with pytest.raises(InputError, match="no file of proteins"):
+        list(SourceFile(put(tmp_path, b">genome\n" + b"ACGT" * 1000)).blocks(100))
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path):
+    (block,) = SourceFile(put(tmp_path, b"\xef\xbb\xbf>P12345\nACD\n")).blocks()
+    assert block.data.startswith(b">P12345")
