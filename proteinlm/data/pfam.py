@@ -80,10 +80,10 @@ class FamilyTable:
         for path in sorted(map(Path, paths)):
             good = 0
             source = SourceFile(path)
-            for number, line in _lines(source):
+            for place, (number, line) in enumerate(_lines(source)):
                 row = _row(line)
                 if row is None:
-                    if good or num_malformed or number > 1 or not _is_header(line):
+                    if place or not _is_header(line):
                         num_rows += 1
                         num_malformed += 1
                         if len(bad) < SHOWN:
