@@ -184,9 +184,7 @@ class ProteinDataset:
         statistics: of each split, over whole sequences.
     """
 
-    def __init__(
-        self, path: Path, info: dict[str, Any], provenance: dict[str, Any], statistics: dict[str, Any]
-    ):
+    def __init__(self, path: Path, info: dict[str, Any], provenance: dict[str, Any], statistics: dict[str, Any]):
         self.path = path
         self.name: str = info["name"]
         self.version: str = info["version"]
@@ -195,8 +193,7 @@ class ProteinDataset:
         self.statistics = {split: SplitStatistics.from_json(statistics["splits"][split]) for split in SPLITS}
         self.counts = {split: s.count for split, s in self.statistics.items()}
         self._shards = {
-            split["name"]: [int(length) for length in split.get("shardLengths", [])]
-            for split in info.get("splits", [])
+            split["name"]: [int(length) for length in split.get("shardLengths", [])] for split in info.get("splits", [])
         }
         self._sources: dict[str, Any] = {}
 
@@ -211,13 +208,9 @@ class ProteinDataset:
         partial = path.with_name(f".{path.name}.partial")
         if not path.is_dir():
             hint = f"; an ingest was begun ({partial}) and has not ended" if partial.is_dir() else ""
-            raise InputError(
-                f"there is no dataset {path}{hint}: make one with proteinlm ingest --output {path}."
-            )
+            raise InputError(f"there is no dataset {path}{hint}: make one with proteinlm ingest --output {path}.")
         try:
-            parts = [
-                json.loads((path / part).read_bytes()) for part in (DATASET_INFO, PROVENANCE, STATISTICS)
-            ]
+            parts = [json.loads((path / part).read_bytes()) for part in (DATASET_INFO, PROVENANCE, STATISTICS)]
             dataset = cls(path, *parts)
         except FileNotFoundError as error:
             raise InputError(
@@ -225,14 +218,10 @@ class ProteinDataset:
                 "folder that proteinlm ingest wrote."
             ) from error
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{path} is damaged: its JSON files cannot be read ({error!r}); ingest again."
-            ) from error
+            raise InputError(f"{path} is damaged: its JSON files cannot be read ({error!r}); ingest again.") from error
         for file in (path / MANIFEST, *(file for split in dataset._shards for file in dataset._files(split))):
             if not file.is_file():
-                raise InputError(
-                    f"{path} is incomplete: it lacks {file.name}; copy it again or ingest again."
-                )
+                raise InputError(f"{path} is incomplete: it lacks {file.name}; copy it again or ingest again.")
         return dataset
 
     def __getstate__(self) -> dict[str, Any]:

@@ -8,8 +8,10 @@ Each is independent of how many processes run it and in which order. Memory hold
 process.
 """
 
+import errno
 import functools
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,9 +72,7 @@ def _united(one: bytes, other: bytes) -> bytes:
     return b";".join(sorted({*one.split(b";"), *other.split(b";")}))
 
 
-def map_block(
-    block: Block, work: Path, num_buckets: int, families: Families | None, writer: str
-) -> MapResult:
+def map_block(block: Block, work: Path, num_buckets: int, families: Families | None, writer: str) -> MapResult:
     """Parse a block and append its records to the buckets.
 
     Args:
@@ -225,17 +225,13 @@ def _lists(texts: list[bytes], separator: bytes) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, pa.string()))
 
 
-def _write_rows(
-    path: Path, split: str, unique: _Unique, places, digests: np.ndarray, lengths: np.ndarray
-) -> None:
+def _write_rows(path: Path, split: str, unique: _Unique, places, digests: np.ndarray, lengths: np.ndarray) -> None:
     index = places.tolist()
     taxa = unique.taxa[places]
     batch = pa.record_batch(
         [
             pa.array([unique.names[i].decode() for i in index], pa.string()),
-            pa.FixedSizeBinaryArray.from_buffers(
-                pa.binary(16), len(index), [None, pa.py_buffer(digests.tobytes())]
-            ),
+            pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(index), [None, pa.py_buffer(digests.tobytes())]),
             pa.array(lengths.astype(np.int32)),
             _lists([unique.families[i] for i in index], b";"),
             pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(index), np.int8)), [split]),
@@ -291,20 +287,24 @@ def write_shard(shard: Shard, work: Path, folder: Path, name: str) -> None:
     """Write one ArrayRecord file.
 
     Raises:
-        OSError: it does not hold what was written, which is how a full disk looks here.
+        OSError: the disk is full, or the file does not hold what was written.
     """
     path = folder / shard_name(name, shard.split, shard.index, shard.num_shards)
-    writer = array_record_module.ArrayRecordWriter(str(path), RECORD_OPTIONS)
-    for bucket, start, stop in shard.pieces:
-        for example in _examples(reduced_folder(work, bucket) / shard.split, start, stop):
-            writer.write(example)
-    writer.close()
-    reader = array_record_module.ArrayRecordReader(str(path))
     try:
-        if reader.num_records() != shard.length:
-            raise OSError(f"{path} holds {reader.num_records()} records after {shard.length} were written")
-    finally:
+        writer = array_record_module.ArrayRecordWriter(str(path), RECORD_OPTIONS)
+        for bucket, start, stop in shard.pieces:
+            for example in _examples(reduced_folder(work, bucket) / shard.split, start, stop):
+                writer.write(example)
+        writer.close()
+        reader = array_record_module.ArrayRecordReader(str(path))
+        found = reader.num_records()
         reader.close()
+    except RuntimeError as error:
+        # ArrayRecord has one exception for everything; its text ends with what the system said.
+        code = errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else errno.EIO
+        raise OSError(code, str(error), str(path)) from error
+    if found != shard.length:
+        raise OSError(errno.EIO, f"{found} records can be read of {shard.length} that were written", str(path))
 
 
 def _examples(path: Path, start: int, stop: int) -> Iterator[bytes]:

@@ -126,9 +126,7 @@ def _as_text(statistics: Mapping[str, SplitStatistics]) -> pd.DataFrame:
     for split, s in statistics.items():
         row = s.row()
         formats = (whole, whole, whole, exact, exact, "{:,.10g}".format)
-        cells = [
-            "-" if value != value else show(value) for value, show in zip(row.values(), formats, strict=True)
-        ]
+        cells = ["-" if value != value else show(value) for value, show in zip(row.values(), formats, strict=True)]
         rows.append([split, *cells])
     return pd.DataFrame(rows, columns=["split", *SplitStatistics().row()])
 

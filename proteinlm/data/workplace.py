@@ -16,9 +16,7 @@ def workplace(output: Path) -> Iterator[Path]:
     if output.exists() and not output.is_dir():
         raise InputError(f"{output} is a file; the dataset needs a folder: name another one.")
     if output.is_dir() and any(output.iterdir()):
-        raise InputError(
-            f"{output} is not empty; the dataset needs an empty folder: name another one or remove it."
-        )
+        raise InputError(f"{output} is not empty; the dataset needs an empty folder: name another one or remove it.")
     folder = output.absolute().with_name(f".{output.absolute().name}.partial")
     folder.mkdir(parents=True, exist_ok=True)
     lock_path = folder.with_suffix(".lock")
@@ -26,9 +24,7 @@ def workplace(output: Path) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(
-                f"another ingest is writing {output}: wait for it or name another folder."
-            ) from None
+            raise InputError(f"another ingest is writing {output}: wait for it or name another folder.") from None
         try:
             # What an ingest that was killed has left.
             shutil.rmtree(folder)

@@ -1,0 +1,377 @@
+import errno
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from rich.console import Console
+
+from proteinlm.data import stages
+from proteinlm.data.crc64 import crc64
+from proteinlm.data.dataset import ProteinDataset
+from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
+from proteinlm.data.splits import SPLITS, SplitsConfig
+from proteinlm.data.stages import plan_shards
+from proteinlm.data.uniprot import read_records
+from proteinlm.errors import InputError
+
+HELD = SplitsConfig(0.1, 0.2, ("PF00001",))
+
+
+def proteins(number, seed=0, longest=60):
+    source = random.Random(seed)
+    return ["".join(source.choices("ACDEFGHIKLMNPQRSTVWY", k=source.randint(1, longest))) for _ in range(number)]
+
+
+def write_fasta(path, records):
+    text = "".join(f">{name}\n{sequence}\n" for name, sequence in records)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def flat_entry(accession, sequence, families=(), status="Unreviewed"):
+    lines = "".join(f"DR   Pfam; {family}; x; 1.\n" for family in families)
+    checksum = f"{int(crc64([sequence.encode()])[0]):016X}"
+    return (
+        f"ID   X_Y   {status};   {len(sequence)} AA.\nAC   {accession};\nOX   NCBI_TaxID=7;\n{lines}"
+        f"SQ   SEQUENCE   {len(sequence)} AA;  1 MW;  {checksum} CRC64;\n     {sequence}\n//\n"
+    )
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """Three files with copies among them, rejects, and a table."""
+    some = proteins(300)
+    names = [f"P{i:05d}" for i in range(len(some))]
+    first = write_fasta(tmp_path / "a.fasta.gz", [*zip(names[:200], some[:200], strict=True), ("BAD", "A1")])
+    second = write_fasta(tmp_path / "b.fasta", [(f"Q{i:05d}", s) for i, s in enumerate(some[100:300])] + [("", "A")])
+    third = tmp_path / "c.dat"
+    third.write_text(
+        "".join(flat_entry(f"R{i:05d}", s, ["PF00001"] * (i % 7 == 0)) for i, s in enumerate(some[50:150]))
+    )
+    table = tmp_path / "pfam.tsv"
+    table.write_text("accession\tpfam\nP00001\tPF00001;PF00002\nQ00003\tPF00003\nZ9\tPF00009\nnonsense\n")
+    return [first, second, third], table
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def small(table=None, **fields):
+    given = {"block_bytes": 700, "bucket_bytes": 3000, "shards": 3, "workers": 1, **fields}
+    return IngestConfig(HELD, () if table is None else (table,), **given)
+
+
+def test_copies_become_one_record_on_one_side(sources, tmp_path):
+    files, table = sources
+    summary = ingest(files, tmp_path / "out", small(table))
+    dataset = ProteinDataset.open(tmp_path / "out")
+    frame = dataset.manifest().to_pandas()
+    whole = [record for file in files for record in read_records(file)]
+    assert (summary.records, summary.taken) == (502, 500)
+    assert frame["copies"].sum() == len(whole) == 500
+    assert frame["digest"].is_unique
+    assert sum(dataset.counts.values()) == len({record.sequence for record in whole}) == len(frame)
+    by_name = {name: row for _, row in frame.iterrows() for name in row["accessions"]}
+    # R00000 has PF00001 in the flat file; its copy P00050 in the FASTA knows no family.
+    assert by_name["R00000"]["split"] == by_name["P00050"]["split"] == "ood"
+    assert by_name["R00000"]["accession"] == "P00050"
+    assert by_name["P00001"]["families"].tolist() == ["PF00001", "PF00002"]
+    assert by_name["P00001"]["split"] == "ood"
+    # Q00003 is a copy of P00103, and R00053 too.
+    assert by_name["P00103"]["families"].tolist() == ["PF00003"]
+    assert by_name["P00103"]["copies"] == 3
+    assert np.isnan(by_name["P00103"]["taxon"])
+    assert len({by_name[name]["digest"] for name in ("P00103", "Q00003", "R00053")}) == 1
+
+
+def test_the_summary_and_provenance_say_what_happened(sources, tmp_path):
+    files, table = sources
+    summary = ingest(files, tmp_path / "out", small(table))
+    assert dict(summary.rejected) == {"letter outside the alphabet": 1, "no accession": 1}
+    assert summary.unknown == (1, ("Z9",))
+    assert summary.malformed[0] == 1
+    assert summary.malformed[1][0].text == "nonsense"
+    assert set(summary.seconds) == {"families", "map", "reduce", "write"}
+    rows = [line.split("\t") for line in (tmp_path / "out" / "rejects.tsv").read_text().splitlines()]
+    assert rows[0] == ["source", "record", "accession", "reason", "detail"]
+    assert [row[:4] for row in rows[1:]] == [
+        [str(files[0]), "201", "BAD", "letter outside the alphabet"], [str(files[1]), "201", "", "no accession"],
+    ]  # fmt: skip
+    provenance = json.loads((tmp_path / "out" / "provenance.json").read_text())
+    assert [(s["path"], s["bytes"], s["records"], s["format"]) for s in provenance["sources"]] == [
+        (str(file), file.stat().st_size, number, kind)
+        for file, number, kind in zip(files, (201, 201, 100), ("fasta", "fasta", "flat"), strict=True)
+    ]
+    assert provenance["splits"] == {"valid": 0.1, "test": 0.2, "held_out": ["PF00001"]}
+    assert provenance["held_out_sequences"]["PF00001"] == summary.statistics["ood"].count
+    assert provenance["records"]["rejected"] == dict(summary.rejected)
+    console = Console(record=True, width=150, file=open(os.devnull, "w"))  # noqa: SIM115 (closed below)
+    summary.print(console)
+    console.file.close()
+    text = console.export_text()
+    for part in ("502 records: 500 taken", "Z9", "nonsense", "rejected, no accession: 1", "median"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"workers": 2}, {"block_bytes": 1 << 20}, {"bucket_bytes": 1 << 30}, {"bucket_bytes": 300, "block_bytes": 100}],
+    ids=str,
+)
+def test_the_same_files_byte_for_byte(sources, tmp_path, fields):
+    files, table = sources
+    ingest(files, tmp_path / "one", small(table))
+    ingest(files[::-1], tmp_path / "other", small(table, **fields))
+    assert contents(tmp_path / "one") == contents(tmp_path / "other")
+
+
+def test_other_shards_hold_the_same_records_in_the_same_order(sources, tmp_path):
+    files, table = sources
+    for shards in (1, 2, 7, 1000):
+        ingest(files, tmp_path / str(shards), small(table, shards=shards))
+    one = ProteinDataset.open(tmp_path / "1")
+    for shards in (2, 7, 1000):
+        other = ProteinDataset.open(tmp_path / str(shards))
+        assert other.fingerprint == one.fingerprint
+        assert other.manifest() == one.manifest()
+        for split in SPLITS:
+            rows = range(one.counts[split])
+            assert other.sequences(split, rows) == one.sequences(split, rows)
+            source = tfds.builder_from_directory(str(other.path)).as_data_source(split)
+            assert [bytes(row["sequence"]) for row in source] == one.sequences(split, rows)
+
+
+def test_records_spread_over_files_otherwise_are_the_same_dataset(sources, tmp_path):
+    files, _ = sources
+    ingest(files[:2], tmp_path / "two", small())
+    records = [(r.accession, r.sequence.decode()) for file in files[:2] for r in read_records(file)]
+    random.Random(1).shuffle(records)
+    ingest([write_fasta(tmp_path / "all.fasta", records)], tmp_path / "one", small())
+    two, one = contents(tmp_path / "two"), contents(tmp_path / "one")
+    differ = {name for name in two if two[name] != one[name]}
+    assert two.keys() == one.keys()
+    assert differ == {"provenance.json", "rejects.tsv"}
+
+
+@pytest.mark.parametrize("shards", [1, 3, 10, 11, 50])
+def test_shards_are_equal_and_hold_everything_in_order(shards):
+    counts = [0, 4, 0, 0, 6, 1, 0]
+    plan = plan_shards("train", counts, shards)
+    rows = [(bucket, row) for shard in plan for bucket, start, stop in shard.pieces for row in range(start, stop)]
+    assert rows == [(bucket, row) for bucket, number in enumerate(counts) for row in range(number)]
+    assert len(plan) == min(shards, 11)
+    assert max(shard.length for shard in plan) - min(shard.length for shard in plan) <= 1
+    assert plan_shards("ood", [0, 0], shards) == []
+
+
+def test_one_sequence_alone_and_empty_splits(tmp_path):
+    path = write_fasta(tmp_path / "x.fasta", [("P1", "MKV")])
+    summary = ingest([path], tmp_path / "out", IngestConfig(SplitsConfig(0, 0), workers=1))
+    dataset = ProteinDataset.open(tmp_path / "out")
+    assert dataset.counts == {"train": 1, "valid": 0, "test": 0, "ood": 0}
+    assert dataset.lengths("ood").tolist() == []
+    assert dataset.digests("ood").shape == (0, 16)
+    assert dataset.residue_counts("ood").sum() == 0
+    assert "no sequence has 20 of 20 held-out families" in summary.warnings[0]
+    assert "ood is empty" in summary.warnings[0]
+    builder = tfds.builder_from_directory(str(tmp_path / "out"))
+    assert list(builder.info.splits) == ["train"]
+    row = builder.as_data_source("train")[0]
+    assert (row["sequence"], list(row["families"])) == (b"MKV", [])
+
+
+def test_the_sample(tmp_path):
+    summary = ingest(
+        [SAMPLE / "proteins.fasta.gz"],
+        tmp_path / "out",
+        IngestConfig(SplitsConfig(0.05, 0.1), (SAMPLE / "pfam.tsv.gz",), workers=1),
+    )
+    assert (summary.records, summary.taken, summary.unknown[0]) == (4509, 4509, 0)
+    assert {split: s.count for split, s in summary.statistics.items()} == {
+        "train": 3342, "valid": 221, "test": 438, "ood": 124,
+    }  # fmt: skip
+
+
+def test_real_entries_end_to_end(shared_data, tmp_path):
+    path = shared_data / "flatfile" / "entries.dat.gz"
+    ingest([path], tmp_path / "out", IngestConfig(HELD, workers=1))
+    dataset = ProteinDataset.open(tmp_path / "out")
+    sequences = {r.accession: r.sequence for r in read_records(path)}
+    families = {r.accession: set(r.families) for r in read_records(path)}
+    frame = dataset.manifest().to_pandas()
+    stored = [s for split in SPLITS for s in dataset.sequences(split, range(dataset.counts[split]))]
+    assert {name for names in frame["accessions"] for name in names} == set(sequences)
+    for row, letters in zip(frame.itertuples(), stored, strict=True):
+        assert {sequences[name] for name in row.accessions} == {letters}
+        assert set(row.families) == set.union(*(families[name] for name in row.accessions))
+        assert row.split == "ood" if "PF00001" in row.families else row.split != "ood"
+
+
+class TestRefusals:
+    def check(self, tmp_path, message, given, config=None, output=None):
+        output = output or tmp_path / "out"
+        before = set(tmp_path.iterdir())
+        with pytest.raises(InputError, match=message):
+            ingest(given, output, config or small())
+        assert set(tmp_path.iterdir()) == before
+
+    def test_no_sources(self, tmp_path):
+        self.check(tmp_path, "at least one file", [])
+
+    def test_a_missing_source(self, tmp_path):
+        self.check(tmp_path, "absent cannot be read", [tmp_path / "absent"])
+
+    def test_the_same_file_twice(self, tmp_path):
+        path = write_fasta(tmp_path / "x.fasta", [("P1", "MKV")])
+        self.check(tmp_path, "is named twice", [path, path])
+        os.symlink(path, tmp_path / "link")
+        self.check(tmp_path, "are the same file", [path, tmp_path / "link"])
+
+    @pytest.mark.parametrize("workers", [1, 2])
+    def test_a_truncated_source_after_a_good_one(self, tmp_path, workers):
+        good = write_fasta(tmp_path / "a.fasta", [(f"P{i}", s) for i, s in enumerate(proteins(300))])
+        bad = write_fasta(tmp_path / "b.fasta.gz", [(f"Q{i}", s) for i, s in enumerate(proteins(300))])
+        bad.write_bytes(bad.read_bytes()[:-20])
+        self.check(tmp_path, r"b\.fasta\.gz is cut short", [good, bad], small(workers=workers))
+
+    def test_nothing_usable(self, tmp_path):
+        path = write_fasta(tmp_path / "x.fasta", [("P1", "M1"), ("P2", "")])
+        self.check(tmp_path, r"none of the 2 records can be used; the first is record 1 .* letter outside", [path])
+
+    def test_a_bad_table(self, tmp_path):
+        path = write_fasta(tmp_path / "x.fasta", [("P1", "MKV")])
+        self.check(tmp_path, "no row of the form", [path], small(path))
+
+    def test_an_output_that_is_not_empty_or_a_file(self, tmp_path):
+        path = write_fasta(tmp_path / "x.fasta", [("P1", "MKV")])
+        self.check(tmp_path, "is not empty", [path], output=tmp_path)
+        self.check(tmp_path, "is a file", [path], output=path)
+
+    @pytest.mark.parametrize("fields", [{"name": "My-Data"}, {"shards": -1}, {"workers": -2}])
+    def test_settings(self, fields):
+        with pytest.raises(InputError, match=str(next(iter(fields.values())))):
+            IngestConfig(**fields)
+
+
+def test_an_empty_output_folder_and_missing_parents_are_fine(tmp_path):
+    path = write_fasta(tmp_path / "x ü.fasta", [("P1", "MKV")])
+    for output in (tmp_path / "empty", tmp_path / "with space" / "and ü"):
+        if output.name == "empty":
+            output.mkdir()
+        ingest([path], output, small())
+        assert sum(ProteinDataset.open(output).counts.values()) == 1
+
+
+@pytest.mark.parametrize("stage", ["spill", "_write_examples", "write_shard", "write_manifest"])
+def test_a_full_disk_ends_in_one_sentence_and_leaves_nothing(sources, tmp_path, monkeypatch, stage):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(stages, stage, full)
+    (tmp_path / "place").mkdir()
+    with pytest.raises(InputError, match=r"the disk of .*out is full"):
+        ingest(sources[0], tmp_path / "place" / "out", small())
+    assert list((tmp_path / "place").iterdir()) == []
+
+
+@pytest.mark.parametrize("kilobytes", [300, 2500, 3500, 3900])
+def test_a_disk_that_is_really_full(tmp_path, kilobytes):
+    """On a small file system of its own: in the middle of spilling, reducing, and writing ArrayRecord files."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(tmp_path)]
+    try:
+        done = subprocess.run(mount, capture_output=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command here")
+    if done.returncode:
+        pytest.skip("a small file system can be mounted by root alone")
+    try:
+        config = IngestConfig(families=(SAMPLE / "pfam.tsv.gz",), workers=1)
+        with pytest.raises(InputError, match=r"the disk of .*out is full"):
+            ingest([SAMPLE / "proteins.fasta.gz"], tmp_path / "out", config)
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+SLOW_INGEST = textwrap.dedent("""
+    import sys, time
+    from pathlib import Path
+    from proteinlm.data import ingest as engine
+    from proteinlm.data.ingest import IngestConfig, ingest
+
+    if __name__ == "__main__":
+        reduce = engine._Run._reduce
+        def slow(self, submit):
+            result = reduce(self, submit)
+            print("reduced", flush=True)
+            time.sleep(60)
+            return result
+        engine._Run._reduce = slow
+        ingest([Path(sys.argv[1])], Path(sys.argv[2]), IngestConfig(workers=int(sys.argv[3])))
+""")
+
+
+def start_slow(tmp_path, workers=1):
+    (tmp_path / "slow.py").write_text(SLOW_INGEST)
+    path = write_fasta(tmp_path / "x.fasta", [(f"P{i}", s) for i, s in enumerate(proteins(50))])
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "slow.py"), str(path), str(tmp_path / "out"), str(workers)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "reduced\n", process.communicate()[1]
+    return path, process
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path):
+    _, process = start_slow(tmp_path, 2)
+    # As a terminal does it: to every process of the group.
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert said.count("Traceback") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"slow.py", "x.fasta"}
+
+
+def test_two_ingests_into_one_folder_and_one_after_a_kill(tmp_path):
+    path, process = start_slow(tmp_path, 2)
+    with pytest.raises(InputError, match="another ingest is writing"):
+        ingest([path], tmp_path / "out", small())
+    workers = children(process.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+    assert (tmp_path / ".out.partial").is_dir()
+    assert not (tmp_path / "out").exists()
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < deadline, "processes outlive the one that started them"
+        time.sleep(0.05)
+    ingest([path], tmp_path / "out", small())
+    assert sum(ProteinDataset.open(tmp_path / "out").counts.values()) == 50
+    assert {p.name for p in tmp_path.iterdir()} == {"slow.py", "x.fasta", "out"}
+
+
+def children(pid):
+    """Every process below `pid`."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                continue
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
