@@ -133,11 +133,11 @@ def test_it_can_be_pickled_after_use(dataset):
 
 
 def test_plain_tfds_without_tensorflow_and_without_this_package(folder, dataset, tmp_path):
-    """In a process of its own, where importing either of them raises."""
+    """In a process of its own, where importing proteinlm raises and TensorFlow is not imported, be it there or not."""
     script = textwrap.dedent("""
         import json, sys
 
-        sys.modules["tensorflow"] = sys.modules["proteinlm"] = None
+        sys.modules["proteinlm"] = None
         import tensorflow_datasets as tfds
 
         builder = tfds.builder_from_directory(sys.argv[1])
@@ -148,6 +148,7 @@ def test_plain_tfds_without_tensorflow_and_without_this_package(folder, dataset,
             "splits": {name: info.num_examples for name, info in builder.info.splits.items()},
             "shards": builder.info.splits["train"].num_shards, "length": len(train),
             "half": len(builder.as_data_source("train[:50%]")), "ood": len(builder.as_data_source("ood")),
+            "tensorflow": "tensorflow" in sys.modules,
             "rows": [{**row, "families": list(row["families"])} for row in some],
         }, sys.stdout, default=bytes.decode)
     """)
@@ -156,6 +157,7 @@ def test_plain_tfds_without_tensorflow_and_without_this_package(folder, dataset,
     )
     said = json.loads(done.stdout)
     assert said["name"] == "mine"
+    assert said["tensorflow"] is False
     assert said["splits"] == {split: n for split, n in dataset.counts.items() if n}
     assert (said["shards"], said["length"]) == (3, dataset.counts["train"])
     assert said["half"] == pytest.approx(dataset.counts["train"] / 2, abs=1)
