@@ -173,7 +173,7 @@ def reduce_bucket(bucket: int, work: Path, config: SplitsConfig) -> ReduceResult
     codes = split_codes(high, np.fromiter(map(bool, met), bool, len(met)), config)
     ends = np.cumsum(columns.lengths, dtype=np.int64)
     result = ReduceResult(with_families=sum(map(bool, unique.families)))
-    for families in met:
+    for families in filter(None, met):
         result.held_out.update(family.decode() for family in families)
     folder = reduced_folder(work, bucket)
     folder.mkdir(parents=True)

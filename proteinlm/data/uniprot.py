@@ -226,7 +226,7 @@ def _read_entry(data, start, end, finished, number, where, at, entries, rejects)
 
     # The first AC line's first word: later AC lines go on with secondary accessions.
     accession = line(b"AC")[5:].split(b";", 1)[0].strip().decode("ascii", "backslashreplace")
-    if not accession or any(c.isspace() for c in accession):
+    if accession.split() != [accession]:
         rejects.append(Reject(number, accession, NO_NAME, "the entry has no AC line with an accession"))
         return
     sq = line(b"SQ")
