@@ -42,7 +42,7 @@ def queries_keys(
     if tokens.shape[1] > limit:
         raise InputError(f"the input has {tokens.shape[1]} tokens, but this model's max_length is {limit}.")
     graph, state = nnx.split(model)
-    return _queries_keys(graph, state, jnp.asarray(tokens))
+    return _queries_keys(graph, state, jnp.asarray(tokens, jnp.int32))
 
 
 def probe(

@@ -2,10 +2,10 @@ import functools
 
 import jax
 import pytest
-from proteinlm.models.transformer import ModelConfig, ProteinLM
 
 from proteinlm.data import alphabet
 from proteinlm.models.attention import ATTENTION
+from proteinlm.models.transformer import ModelConfig, ProteinLM
 
 
 @pytest.fixture(scope="session")
@@ -13,9 +13,7 @@ def make_model():
     """Return a function that builds a tiny, untrained model; the same arguments give the same model."""
 
     @functools.cache
-    def make(
-        kind="softmax", *, causal=False, num_layers=2, num_heads=2, max_length=64, dtype="float32", **options
-    ):
+    def make(kind="softmax", *, causal=False, num_layers=2, num_heads=2, max_length=64, dtype="float32", **options):
         if kind in ("favor", "generalized"):
             # Chunks that do not divide the lengths of the tests.
             options = {"num_features": 16, "chunk_size": 7, **options}
@@ -29,6 +27,10 @@ def make_model():
             dtype=dtype,
             attention=ATTENTION[kind](**options),
         )
-        return ProteinLM(config, causal=causal, key=jax.random.key(7))
+        model = ProteinLM(config, causal=causal, key=jax.random.key(7))
+        # A fresh model attends almost evenly; these attend with preferences, as trained ones do.
+        for linear in (model.blocks.query, model.blocks.key):
+            linear.kernel[...] = 15 * linear.kernel[...]
+        return model
 
     return make

@@ -23,7 +23,7 @@ def tokens():
 
 def explicit(model, tokens, layer):
     """The reference: the mechanism's own matrix, with rows of padding put to 0."""
-    q, k = model.queries_keys(jnp.asarray(tokens))
+    q, k = model.queries_keys(jnp.asarray(tokens, jnp.int32))
     mask = jnp.asarray(tokens != alphabet.PAD)
     weights = model.attention(layer).weights(q[layer], k[layer], causal=model.causal, key_mask=mask)
     return np.where((tokens != alphabet.PAD)[:, None, :, None], np.asarray(weights), 0)
@@ -35,6 +35,8 @@ def test_probing_equals_the_explicit_matrix(make_model, tokens, kind, causal):
     model = make_model(kind, causal=causal)
     for layer in range(2):
         expected = explicit(model, tokens, layer)
+        # Not a test of even weights, which any mistake in the columns would pass.
+        assert expected.max() > 4 / LENGTH
         # A block that does not divide L, one that does not fill, one larger than L.
         for block in (5, 22, 64):
             found = attention_maps.attention_map(model, tokens, layer=layer, block=block)
@@ -84,7 +86,7 @@ def test_memory_of_a_block_is_linear_in_the_length(make_model):
     def temporary(length):
         model = make_model("generalized", causal=True, max_length=length, chunk_size=64)
         graph, state = nnx.split(model.attention(0))
-        q, k = model.queries_keys(jnp.full((1, length), alphabet.FIRST_RESIDUE, jnp.uint8))
+        q, k = model.queries_keys(jnp.full((1, length), alphabet.FIRST_RESIDUE, jnp.int32))
         lowered = attention_maps._column_block.lower(
             graph, state, q[0], k[0], jnp.ones((1, length), bool), jnp.int32(0), block=32, causal=True
         )
