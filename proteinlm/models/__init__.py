@@ -1,0 +1,1 @@
+"""Models: transformer.py, positions.py and one file an attention mechanism."""

@@ -1,0 +1,151 @@
+"""Generalized attention: the kernel phi(x).phi(y) with phi(x) = (f(W x) + epsilon) / sqrt(M) (Performer paper, eq. 5).
+
+x is q or k divided by D^(1/4), as for softmax; W has orthogonal Gaussian rows, one draw a layer, or is left out.
+
+Denominators. Where f is never negative (relu, sigmoid, exp, abs) the denominator is positive whenever a residue sees
+anything, and kernel_epsilon keeps it so where all features are 0. identity, cos, tanh and gelu can bring it near 0 or
+below, where the paper's training reaches NaN; for these a denominator closer to 0 than `min_denominator` is moved to
+that distance, keeping its sign (0 counts as positive), so values and gradients stay finite and the weights of such a
+row no longer sum to 1. exp is kept in range by the running maximum of linear.py; the others need none.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from proteinlm.errors import InputError
+from proteinlm.models.attention.base import Attention, Projection, visible_pairs
+from proteinlm.models.attention.linear import Features, divide, linear_attention
+from proteinlm.models.attention.projections import orthogonal
+
+Function = Literal["relu", "sigmoid", "exp", "abs", "gelu", "cos", "tanh", "identity"]
+
+FUNCTIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
+    "sigmoid": jax.nn.sigmoid,
+    "exp": jnp.exp,
+    "abs": jnp.abs,
+    "gelu": jax.nn.gelu,
+    "cos": jnp.cos,
+    "tanh": jnp.tanh,
+    "identity": lambda x: x,
+}
+SIGNED = frozenset({"gelu", "cos", "tanh", "identity"})
+"""Functions whose kernel, and so the denominator, can be zero or negative."""
+
+
+@dataclass(frozen=True)
+class GeneralizedConfig:
+    """Generalized attention.
+
+    Attributes:
+        function: f, one of the paper's.
+        num_features: M, rows of the random projection; 0 applies f to the queries and keys themselves (M = D).
+        kernel_epsilon: added to f; the paper's 1e-3 keeps ReLU's denominators away from 0.
+        renormalize: divide by the row's sum; without it, weights are the kernel itself and outputs grow with L.
+        min_denominator: for gelu, cos, tanh and identity; see above.
+        chunk_size: residues of a step of the scan; speed and memory alone depend on it.
+    """
+
+    kind: ClassVar[str] = "generalized"
+    function: Function = "relu"
+    num_features: int = 256
+    kernel_epsilon: float = 1e-3
+    renormalize: bool = True
+    min_denominator: float = 1e-3
+    chunk_size: int = 128
+
+    def __post_init__(self):
+        if self.function not in get_args(Function):
+            raise InputError(
+                f"attention.function is {self.function!r}; it must be one of {', '.join(get_args(Function))}."
+            )
+        if self.num_features < 0 or self.chunk_size < 1:
+            raise InputError(
+                f"attention.num_features is {self.num_features} and attention.chunk_size {self.chunk_size}; they must "
+                "be at least 0 and 1."
+            )
+        if self.kernel_epsilon < 0:
+            raise InputError(f"attention.kernel_epsilon is {self.kernel_epsilon}; it cannot be below 0.")
+        if self.min_denominator <= 0:
+            raise InputError(f"attention.min_denominator is {self.min_denominator}; it must be above 0.")
+
+    def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "GeneralizedAttention":
+        """Return the mechanism; one projection serves all heads, queries and keys."""
+        return GeneralizedAttention(self, num_heads=num_heads, head_dim=head_dim, key=key)
+
+
+class GeneralizedAttention(Attention):
+    """Generalized attention of one layer."""
+
+    def __init__(self, config: GeneralizedConfig, *, num_heads: int, head_dim: int, key: jax.Array):
+        """Draw the projection, if there is one."""
+        super().__init__(num_heads=num_heads, head_dim=head_dim)
+        self.config = config
+        if config.num_features:
+            self.projection = Projection(orthogonal(key, config.num_features, head_dim))
+
+    def redraw(self, key: jax.Array) -> None:
+        """Draw a new projection, if there is one; a pure function of the key."""
+        if self.config.num_features:
+            self.projection[...] = orthogonal(key, self.config.num_features, self.head_dim)
+
+    def _least(self) -> float | None:
+        return self.config.min_denominator if self.config.function in SIGNED else None
+
+    def _attend(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        v: Float[Array, "B L H E"],
+        causal: bool,
+        key_mask: Bool[Array, "B L"] | None,
+    ) -> Float[Array, "B L H E"]:
+        config = self.config
+        projection = self.projection[...] if config.num_features else None
+
+        def features(x: Array) -> Features:
+            return kernel_features(x, projection, config.function, config.kernel_epsilon)
+
+        out, _ = linear_attention(
+            q, k, v, query_features=features, key_features=features, causal=causal, key_mask=key_mask,
+            chunk_size=config.chunk_size, renormalize=config.renormalize, min_denominator=self._least(),
+        )  # fmt: skip
+        return out
+
+    def _weights(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        causal: bool,
+        key_mask: Bool[Array, "B L"] | None,
+    ) -> Float[Array, "B H L L"]:
+        """A_ij = phi(q_i).phi(k_j), and D^-1 A when renormalised (equations 3 to 5)."""
+
+        def phi(x: Array) -> Array:
+            x = x / self.head_dim**0.25
+            if self.config.num_features:
+                x = jnp.einsum("blhd,md->blhm", x, self.projection[...])
+            return (FUNCTIONS[self.config.function](x) + self.config.kernel_epsilon) / x.shape[-1] ** 0.5
+
+        scores = jnp.einsum("bihm,bjhm->bhij", phi(q), phi(k))
+        scores = jnp.where(visible_pairs(q.shape[1], causal, key_mask), scores, 0.0)
+        return divide(scores, scores.sum(-1), self._least()) if self.config.renormalize else scores
+
+
+def kernel_features(
+    x: Float[Array, "*rows D"], projection: Float[Array, "M D"] | None, function: str, epsilon: float
+) -> Features:
+    """Return (f(W x / D^(1/4)) + epsilon) / sqrt(M); for exp, that over exp(c) with c the largest exponent."""
+    x = x * x.shape[-1] ** -0.25
+    inputs = x if projection is None else x @ projection.T
+    size = inputs.shape[-1] ** -0.5
+    if function == "exp":
+        # Never below 0, so that exp(-c), by which the epsilon is multiplied, stays in range.
+        c = jnp.maximum(inputs.max(-1), 0.0)
+        return Features((jnp.exp(inputs - c[..., None]) + epsilon * jnp.exp(-c)[..., None]) * size, c)
+    return Features((FUNCTIONS[function](inputs) + epsilon) * size)

@@ -1,0 +1,46 @@
+"""Attention that returns V: what a model costs without attention (Performer paper, section 4.1, "X (OPT)")."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from proteinlm.models.attention.base import Attention
+
+
+@dataclass(frozen=True)
+class IdentityConfig:
+    """No attention; nothing to set."""
+
+    kind: ClassVar[str] = "identity"
+
+    def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "IdentityAttention":
+        """Return the mechanism; it draws nothing."""
+        return IdentityAttention(num_heads=num_heads, head_dim=head_dim)
+
+
+class IdentityAttention(Attention):
+    """Every residue reads its own value; its weights are the identity matrix. Nobody sees padding, so it reads 0."""
+
+    def _attend(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        v: Float[Array, "B L H E"],
+        causal: bool,
+        key_mask: Bool[Array, "B L"] | None,
+    ) -> Float[Array, "B L H E"]:
+        return v if key_mask is None else jnp.where(key_mask[:, :, None, None], v, jnp.zeros((), v.dtype))
+
+    def _weights(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        causal: bool,
+        key_mask: Bool[Array, "B L"] | None,
+    ) -> Float[Array, "B H L L"]:
+        batch, length, heads, _ = q.shape
+        own = jnp.broadcast_to(jnp.eye(length)[None, None], (batch, heads, length, length))
+        return own if key_mask is None else own * key_mask[:, None, None, :]

@@ -1,0 +1,222 @@
+"""Linear attention, once for every feature map.
+
+With features phi, residue i reads (Performer paper, equation 4; Appendix B.1 for the causal form)
+
+    out_i = sum_j phi(q_i).phi(k_j) v_j / sum_j phi(q_i).phi(k_j)
+
+[V | 1] goes through, so that numerator and denominator are one pass. The sums over keys are a state [M, E + 1] whose
+size does not depend on L. The causal form is a scan over chunks: inside a chunk scores are explicit, everything before
+it comes from the state. Features are computed inside the scan's body, which is recomputed in the backward pass: the
+states at chunk boundaries are all that is kept, and no prefix is ever rebuilt by subtraction. State and sums are
+float32 whatever the inputs are.
+
+Stabilisers. A feature map may give its features divided by exp(c), with c a number per residue (`log_scale`). For
+queries c cancels. For keys the core carries M_i, the largest c_j that residue i may see, by batch row and head: the
+score of (i, j) is (phi_i.phi_j) exp(c_j - M_i), and the state is rescaled by exp(M_old - M_new) at chunk boundaries.
+All exponents are at most 0, so nothing overflows, and nothing depends on a later key or on another row of the batch. A
+map without log_scale skips all of this.
+
+Denominators. `min_denominator` None is for kernels that are never negative: a denominator below 1e-18 means that there
+is nothing to attend to (or that all features underflow), and the row is 0. A number is for kernels of any sign: the
+denominator keeps its sign (0 counts as positive) and is moved to at least that distance from 0, which bounds values and
+gradients; the weights of such a row do not sum to 1. Either way a row that sees no key gives 0 with gradient 0.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.lax import stop_gradient
+from jaxtyping import Array, Bool, Float
+
+# Stands for log 0: below every real log scale, yet differences of two stay finite.
+NEVER = -1e30
+# Below this a denominator is nothing. Its inverse square, which the gradient holds, is still a float32.
+_NOTHING = 1e-18
+
+
+class Features(NamedTuple):
+    """Values of a feature map, float32 [N, C, M], that still lack a factor exp(log_scale), [N, C] (None: 1)."""
+
+    values: Array
+    log_scale: Array | None = None
+
+
+FeatureMap = Callable[[Array], Features]
+"""float32 [N, C, D] -> Features, each residue by itself."""
+
+
+class State(NamedTuple):
+    """What linear attention remembers of the keys so far; N = B * H.
+
+    Attributes:
+        sums: float32 [N, M, E + 1], sum over keys of phi(k)^T [v | 1], divided by exp(maximum).
+        maximum: float32 [N], the largest log scale so far; None for a feature map without.
+    """
+
+    sums: Array
+    maximum: Array | None
+
+
+def linear_attention(
+    q: Float[Array, "B L H D"],
+    k: Float[Array, "B L H D"],
+    v: Float[Array, "B L H E"],
+    *,
+    query_features: FeatureMap,
+    key_features: FeatureMap,
+    causal: bool,
+    key_mask: Bool[Array, "B L"] | None = None,
+    chunk_size: int = 128,
+    renormalize: bool = True,
+    min_denominator: float | None = None,
+    state: State | None = None,
+) -> tuple[Float[Array, "B L H E"], State]:
+    """Attend in time O(L M E) and memory O(L), plus a state for each chunk in the backward pass.
+
+    Args:
+        q: queries, k: keys, v: values; any float dtype.
+        query_features: and `key_features`: called on chunks [B * H, C, D] in float32.
+        causal: residue i sees the given state and residues 0 to i; otherwise the state and all residues.
+        key_mask: False for keys that nobody sees.
+        chunk_size: C; L need not be a multiple, and C may exceed L.
+        renormalize: divide by the sum of scores (D^-1 in the paper); otherwise the sum itself is returned.
+        min_denominator: see the top of this file.
+        state: what earlier keys left (from `empty_state` or an earlier call); None is nothing.
+
+    Returns:
+        (output in the values' dtype, state after these keys).
+    """
+    batch, length, heads, width = v.shape
+    chunk = min(chunk_size, length)
+    if state is None:
+        state = empty_state(key_features, batch * heads, q.shape[-1], width)
+    queries, keys, values = (_split(x, chunk) for x in (q, k, v))
+    visible = _split_mask(key_mask, batch, length, heads, chunk)
+
+    def read(sums: Array, query_scale: Array | None, key_scale: Array | None) -> Array:
+        """Turn sums over [v | 1] into the output; the scales matter only where nothing divides them out."""
+        if renormalize:
+            return divide(sums[..., :-1], sums[..., -1], min_denominator).astype(v.dtype)
+        out = sums[..., :-1]
+        for scale in (query_scale, key_scale):
+            out = out if scale is None else out * jnp.exp(scale)[..., None]
+        return out.astype(v.dtype)
+
+    def causal_step(state: State, inputs: tuple) -> tuple[State, Array]:
+        q, k, v, visible = inputs
+        phi_q = query_features(q.astype(jnp.float32))
+        phi_k = _visible_features(key_features(k.astype(jnp.float32)), visible)
+        v_one = _with_ones(v)
+        sums, running = _causal_chunk(state, phi_q.values, phi_k, v_one)
+        return _absorb(state, phi_k, v_one), read(sums, phi_q.log_scale, running)
+
+    def absorb_step(state: State, inputs: tuple) -> tuple[State, None]:
+        k, v, visible = inputs
+        return _absorb(state, _visible_features(key_features(k.astype(jnp.float32)), visible), _with_ones(v)), None
+
+    def read_step(state: State, q: Array) -> tuple[State, Array]:
+        phi_q = query_features(q.astype(jnp.float32))
+        scale = None if state.maximum is None else state.maximum[:, None]
+        return state, read(jnp.einsum("ncm,nme->nce", phi_q.values, state.sums), phi_q.log_scale, scale)
+
+    if causal:
+        state, out = jax.lax.scan(jax.checkpoint(causal_step), state, (queries, keys, values, visible))
+    else:
+        state, _ = jax.lax.scan(jax.checkpoint(absorb_step), state, (keys, values, visible))
+        _, out = jax.lax.scan(jax.checkpoint(read_step), state, queries)
+    return _join(out, batch, length, heads), state
+
+
+def empty_state(key_features: FeatureMap, rows: int, dim: int, value_dim: int) -> State:
+    """Return the state that has seen nothing, for `rows` = B * H pairs of batch row and head."""
+    features = jax.eval_shape(key_features, jax.ShapeDtypeStruct((rows, 1, dim), jnp.float32))
+    sums = jnp.zeros((rows, features.values.shape[-1], value_dim + 1), jnp.float32)
+    return State(sums, None if features.log_scale is None else jnp.full((rows,), NEVER, jnp.float32))
+
+
+def divide(
+    numerator: Float[Array, "*rows E"], denominator: Float[Array, "*rows"], min_denominator: float | None
+) -> Float[Array, "*rows E"]:
+    """Normalise, by the policy for denominators at the top of this file."""
+    denominator = denominator[..., None]
+    if min_denominator is None:
+        something = denominator > _NOTHING
+        return jnp.where(something, numerator / jnp.where(something, denominator, 1.0), 0.0)
+    nearest = jnp.where(denominator < 0, -min_denominator, min_denominator)
+    return numerator / jnp.where(jnp.abs(denominator) < min_denominator, nearest, denominator)
+
+
+def _causal_chunk(
+    state: State, phi_q: Float[Array, "N C M"], phi_k: Features, v_one: Float[Array, "N C F"]
+) -> tuple[Float[Array, "N C F"], Float[Array, "N C"] | None]:
+    """Return sums over the state and the chunk's keys up to each query, divided by exp(M_i), and M_i."""
+    length = phi_q.shape[1]
+    past = jnp.tril(jnp.ones((length, length), bool))[None]
+    scores = jnp.einsum("nim,njm->nij", phi_q, phi_k.values)
+    from_state = jnp.einsum("ncm,nme->nce", phi_q, state.sums)
+    if phi_k.log_scale is None or state.maximum is None:
+        return jnp.einsum("nij,nje->nie", jnp.where(past, scores, 0.0), v_one) + from_state, None
+    # M_i only moves a factor between sums and exponents, so no gradient goes through it.
+    running = jax.lax.cummax(stop_gradient(phi_k.log_scale), axis=1)
+    running = jnp.maximum(running, stop_gradient(state.maximum)[:, None])
+    # Later keys may lie above M_i: they are taken out before exp sees them.
+    decay = jnp.exp(jnp.where(past, phi_k.log_scale[:, None, :] - running[:, :, None], NEVER))
+    from_state = from_state * jnp.exp(state.maximum[:, None] - running)[..., None]
+    return jnp.einsum("nij,nje->nie", scores * decay, v_one) + from_state, running
+
+
+def _absorb(state: State, phi_k: Features, v_one: Float[Array, "N C F"]) -> State:
+    """Add a chunk of keys and values to the state."""
+    if phi_k.log_scale is None or state.maximum is None:
+        return State(state.sums + jnp.einsum("ncm,nce->nme", phi_k.values, v_one), None)
+    maximum = stop_gradient(jnp.maximum(state.maximum, phi_k.log_scale.max(axis=1)))
+    v_one = v_one * jnp.exp(phi_k.log_scale - maximum[:, None])[..., None]
+    kept = state.sums * jnp.exp(state.maximum - maximum)[:, None, None]
+    return State(kept + jnp.einsum("ncm,nce->nme", phi_k.values, v_one), maximum)
+
+
+def _visible_features(features: Features, visible: Bool[Array, "N C"] | None) -> Features:
+    """Silence masked keys: phi becomes 0 (kernel_epsilon makes phi(0) > 0), the log scale log 0."""
+    if visible is None:
+        return features
+    values, scale = features
+    return Features(
+        jnp.where(visible[..., None], values, 0.0), None if scale is None else jnp.where(visible, scale, NEVER)
+    )
+
+
+def _with_ones(v: Float[Array, "N C E"]) -> Float[Array, "N C F"]:
+    v = v.astype(jnp.float32)
+    return jnp.concatenate([v, jnp.ones((*v.shape[:2], 1), jnp.float32)], axis=-1)
+
+
+def _split(x: Float[Array, "B L H W"], chunk: int) -> Float[Array, "S N C W"]:
+    """Cut [B, L, H, W] into chunks [L / C, B * H, C, W]; zeros fill the last one."""
+    batch, length, heads, width = x.shape
+    steps = math.ceil(length / chunk)
+    x = jnp.pad(x, ((0, 0), (0, steps * chunk - length), (0, 0), (0, 0)))
+    x = x.reshape(batch, steps, chunk, heads, width).transpose(1, 0, 3, 2, 4)
+    return x.reshape(steps, batch * heads, chunk, width)
+
+
+def _split_mask(
+    key_mask: Bool[Array, "B L"] | None, batch: int, length: int, heads: int, chunk: int
+) -> Bool[Array, "S N C"] | None:
+    """Cut the mask as the keys; None when every key counts and nothing had to be filled."""
+    steps = math.ceil(length / chunk)
+    if key_mask is None and steps * chunk == length:
+        return None
+    mask = jnp.ones((batch, length), bool) if key_mask is None else key_mask
+    mask = jnp.pad(mask, ((0, 0), (0, steps * chunk - length)))
+    mask = mask.reshape(batch, steps, 1, chunk).transpose(1, 0, 2, 3)
+    return jnp.broadcast_to(mask, (steps, batch, heads, chunk)).reshape(steps, batch * heads, chunk)
+
+
+def _join(out: Float[Array, "S N C E"], batch: int, length: int, heads: int) -> Float[Array, "B L H E"]:
+    """Undo `_split`."""
+    steps, _, chunk, width = out.shape
+    out = out.reshape(steps, batch, heads, chunk, width).transpose(1, 0, 3, 2, 4)
+    return out.reshape(batch, steps * chunk, heads, width)[:, :length]
