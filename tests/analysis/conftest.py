@@ -1,8 +1,11 @@
 import functools
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from proteinlm.analysis.attention_maps import queries_keys
 from proteinlm.data import alphabet
 from proteinlm.models.attention import ATTENTION
 from proteinlm.models.transformer import ModelConfig, ProteinLM
@@ -34,3 +37,20 @@ def make_model():
         return model
 
     return make
+
+
+@pytest.fixture(scope="session")
+def explicit_maps():
+    """Return a function that gives every layer's matrix [layers, B, H, L, L] from the mechanisms' own references."""
+
+    def explicit(model, tokens):
+        q, k = queries_keys(model, tokens)
+        mask = tokens != alphabet.PAD
+        maps = [
+            model.attention(layer).weights(q[layer], k[layer], causal=model.causal, key_mask=jnp.asarray(mask))
+            for layer in range(model.config.num_layers)
+        ]
+        # Rows of padding mean nothing: 0 by this package's convention.
+        return np.where(mask[None, :, None, :, None], np.stack(maps), 0)
+
+    return explicit

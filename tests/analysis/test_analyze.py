@@ -20,29 +20,38 @@ def assert_png_and_pdf(stem):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_proteins_maps_are_saved_without_special_tokens(make_model, tmp_path, causal):
-    model = make_model("favor", causal=causal, num_layers=5, max_length=128)
-    summary = analyze.analyze_protein(model, output=tmp_path / "new")
+    model = make_model("favor", causal=causal)
+    protein = BPT1_BOVIN[:60]
+    summary = analyze.analyze_protein(model, protein, tmp_path / "new", name="part of P00974")
     assert_png_and_pdf(tmp_path / "new" / "attention")
     saved = np.load(tmp_path / "new" / "attention.npz")
-    assert "".join(saved["residues"]) == BPT1_BOVIN.decode()
-    assert saved["attention"].shape == (4, 2, 100, 100)
+    assert "".join(saved["residues"]) == protein.decode()
+    assert saved["attention"].shape == (2, 2, 60, 60)
     assert saved["attention"].dtype == np.float32
-    assert saved["layers"].tolist() == summary["layers"] == [0, 1, 2, 3]
+    assert saved["layers"].tolist() == summary["layers"] == [0, 1]
     assert saved["heads"].tolist() == summary["heads"] == [0, 1]
-    residues = alphabet.encode(BPT1_BOVIN)
+    residues = alphabet.encode(protein)
     if causal:
         tokens, cut = np.append(np.uint8(alphabet.BOS), residues)[None], slice(1, None)
     else:
         tokens, cut = np.append(residues, np.uint8(alphabet.EOS))[None], slice(0, -1)
-    whole = attention_maps.attention_map(model, tokens, layer=3)
-    np.testing.assert_array_equal(saved["attention"][3], whole[0, :, cut, cut])
+    whole = attention_maps.attention_map(model, tokens, layer=1)
+    np.testing.assert_array_equal(saved["attention"][1], whole[0, :, cut, cut])
     # Not renormalised: what went to the special token is missing.
     sums = saved["attention"].sum(-1)
     assert 0 < sums.mean() < 0.9999
     assert sums.max() < 1.0001
     np.testing.assert_allclose(summary["attention_on_residues"], sums.mean(-1), atol=1e-4)
-    assert summary["num_residues"] == 100
+    assert summary["num_residues"] == 60
     json.dumps(summary)
+
+
+def test_four_layers_of_bpt1_bovin_unless_told_otherwise(make_model, tmp_path):
+    summary = analyze.analyze_protein(make_model("identity", num_layers=5, max_length=128), output=tmp_path)
+    assert (summary["protein"], summary["num_residues"]) == ("BPT1_BOVIN (P00974)", 100)
+    saved = np.load(tmp_path / "attention.npz")
+    assert saved["layers"].tolist() == [0, 1, 2, 3]
+    np.testing.assert_array_equal(saved["attention"], np.broadcast_to(np.eye(100), (4, 2, 100, 100)))
 
 
 def test_chosen_layers_and_heads_and_bad_ones(make_model, tmp_path):
@@ -66,7 +75,7 @@ def test_a_protein_that_cannot_be_read_leaves_nothing_behind(make_model, tmp_pat
 
 def test_similarity_files_and_summary(make_model, tmp_path):
     model = make_model("generalized", num_heads=4, max_length=32)
-    summary = analyze.analyze_similarity(model, SEQUENCES, tmp_path, permutations=199, batch_size=2)
+    summary = analyze.analyze_similarity(model, SEQUENCES, tmp_path, permutations=199)
     assert_png_and_pdf(tmp_path / "similarity")
     assert json.loads((tmp_path / "similarity.json").read_text()) == summary
     assert summary["num_sequences"] == 5
