@@ -1,6 +1,6 @@
 """The regular model whose attention returns V, on concatenated TrEMBL: what everything but attention costs.
 
-"Rethinking Attention with Performers", Figure 7 right: concatenated TrEMBL in windows of 8,192 tokens. The
+"Rethinking Attention with Performers", Figure 7 right: concatenated TrEMBL, windows of 8,192 tokens. The
 paper's "X (OPT)" at the regular size: 6 layers, 8 heads, width 512, MLP 2048.
 The paper trained with 8 windows a chip on 16x16 TPU v2: 2,048 in all. Give --batches.batch-size for another machine.
 """

@@ -1,7 +1,7 @@
 """The regular unidirectional Performer with ReLU features on concatenated TrEMBL.
 
-"Rethinking Attention with Performers", Figure 7 right: concatenated TrEMBL in windows of 8,192 tokens. Regular size: 6 layers, 8 heads, width
-512, MLP 2048.
+"Rethinking Attention with Performers", Figure 7 right: concatenated TrEMBL, windows of 8,192 tokens. Regular size: 6
+layers, 8 heads, width 512, MLP 2048.
 The paper trained with 8 windows a chip on 16x16 TPU v2: 2,048 in all. Give --batches.batch-size for another machine.
 """
 

@@ -1,6 +1,14 @@
 """A small causal Performer-ReLU that learns something from the packaged sample in three minutes on two cores."""
 
-from proteinlm.config import VOCAB_SIZE, BatchesConfig, Config, GeneralizedConfig, ModelConfig, ObjectiveConfig, OptimizerConfig
+from proteinlm.config import (
+    VOCAB_SIZE,
+    BatchesConfig,
+    Config,
+    GeneralizedConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+)
 
 
 def get_config() -> Config:

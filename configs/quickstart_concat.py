@@ -1,6 +1,14 @@
 """A small causal Performer-ReLU on concatenated proteins, windows of 1,024 tokens: a short run that shows the form."""
 
-from proteinlm.config import VOCAB_SIZE, BatchesConfig, Config, GeneralizedConfig, ModelConfig, ObjectiveConfig, OptimizerConfig
+from proteinlm.config import (
+    VOCAB_SIZE,
+    BatchesConfig,
+    Config,
+    GeneralizedConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+)
 
 
 def get_config() -> Config:

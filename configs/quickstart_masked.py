@@ -1,6 +1,14 @@
 """A small masked Performer-ReLU on the packaged sample: the same size as quickstart_causal, fewer steps."""
 
-from proteinlm.config import VOCAB_SIZE, BatchesConfig, Config, GeneralizedConfig, ModelConfig, ObjectiveConfig, OptimizerConfig
+from proteinlm.config import (
+    VOCAB_SIZE,
+    BatchesConfig,
+    Config,
+    GeneralizedConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+)
 
 
 def get_config() -> Config:

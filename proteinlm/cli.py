@@ -5,16 +5,20 @@ Everything heavy is imported inside a command, so that --help answers at once.
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from proteinlm import __version__
-from proteinlm.errors import InputError
+from proteinlm.errors import InputError, Interrupted
+
+if TYPE_CHECKING:
+    from proteinlm.data.dataset import ProteinDataset
 
 _HELP = f"""proteinlm {__version__}: protein language models with linear attention.
 
@@ -60,7 +64,7 @@ class Ingest:
     test: float = 0.01
     """Fraction of the other sequences that is put into test."""
     shards: int = 0
-    """Files a split is cut into, by ranges of the digest; 0 chooses by size."""
+    """Files a split is cut into, equal parts in the order of the digests; 0 chooses by size."""
     workers: int = 0
     """Processes; 0 means one a core."""
     name: str = "proteins"
@@ -146,7 +150,7 @@ def _train(arguments: Sequence[str]) -> None:
         """Folder of the run: made when missing, resumed when it holds this run."""
         dry_run: bool = False
         """Print the parameter count, the batches' shapes and the memory estimate, and train nothing."""
-        config: tyro.conf.OmitArgPrefixes[tyro.conf.AvoidSubcommands[Config]] = Config()
+        config: Annotated[tyro.conf.AvoidSubcommands[Config], tyro.conf.arg(name="")] = field(default_factory=Config)
 
     name = arguments[0] if arguments and not arguments[0].startswith("-") else None
     if name is None and not {"-h", "--help"} & set(arguments):
@@ -184,9 +188,56 @@ def _evaluate(arguments: Sequence[str]) -> None:
 
 def _analyze(arguments: Sequence[str]) -> None:
     given = tyro.cli(Analyze, args=arguments, prog="proteinlm analyze")
-    from proteinlm.analysis.analyze import analyze_command
+    from proteinlm.analysis.analyze import analyze_protein, analyze_similarity
+    from proteinlm.checkpoint import load_run
+    from proteinlm.data.dataset import ProteinDataset
 
-    analyze_command(given)
+    run = load_run(given.run, given.step)
+    output = given.output or given.run / "analysis"
+    dataset = ProteinDataset.open(given.dataset or run.dataset) if _needs_dataset(given) else None
+    name, sequence = _protein(given.protein, dataset)
+    analyze_protein(run.model, sequence, output, name=name)
+    if given.sequences and dataset:
+        sequences = _sequences(dataset, given.split, given.sequences, run.config.model.max_length)
+        analyze_similarity(run.model, sequences, output, blosum=given.blosum)
+    print(f"figures and arrays are in {output}")
+
+
+def _needs_dataset(given: Analyze) -> bool:
+    return bool(given.sequences) or not (given.protein == "BPT1_BOVIN" or Path(given.protein).is_file())
+
+
+def _protein(wanted: str, dataset: "ProteinDataset | None") -> tuple[str, bytes]:
+    """Return the name and the letters of the paper's protein, of a FASTA file's first record, or of an accession."""
+    from proteinlm.analysis.proteins import BPT1_BOVIN
+    from proteinlm.data.uniprot import read_records
+
+    if wanted == "BPT1_BOVIN":
+        return "BPT1_BOVIN (P00974)", BPT1_BOVIN
+    if Path(wanted).is_file():
+        record = next(iter(read_records(Path(wanted))))
+        return record.accession, record.sequence
+    if dataset is None or (found := dataset.find(wanted)) is None:
+        where = dataset.path if dataset else "a dataset"
+        raise InputError(f"{wanted} is neither a FASTA file nor an accession of {where}.")
+    return wanted, dataset.sequences(*found)[0]
+
+
+def _sequences(dataset: "ProteinDataset", split: str, number: int, max_length: int) -> list[bytes]:
+    """Return the first sequences of a split that fit the model whole, in the dataset's order (that of the digests)."""
+    import numpy as np
+
+    if not dataset.counts.get(split):
+        raise InputError(f"the split {split!r} of {dataset.path} is empty: name another one with --split.")
+    # One place is left for the special token that stands beside the residues.
+    fitting = np.flatnonzero(dataset.lengths(split) < max_length)[:number]
+    if len(fitting) < number:
+        print(
+            f"{split} has {len(fitting)} sequences shorter than the model's {max_length} positions; all are used "
+            f"(--sequences asked for {number})",
+            file=sys.stderr,
+        )
+    return dataset.sequences(split, fitting)
 
 
 def _report(arguments: Sequence[str]) -> None:
@@ -228,6 +279,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"proteinlm {arguments[0]}: {error}", file=sys.stderr)
         return 2
+    except Interrupted as order:
+        print(f"proteinlm {arguments[0]}: {order}", file=sys.stderr)
+        return 128 + order.signal_number
+    except KeyboardInterrupt:
+        print(f"proteinlm {arguments[0]}: interrupted.", file=sys.stderr)
+        return 128 + signal.SIGINT
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
             raise

@@ -112,7 +112,7 @@ class Config:
     model: ModelConfig = field(default_factory=lambda: ModelConfig(vocab_size=VOCAB_SIZE))
     objective: ObjectiveConfig = ObjectiveConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
-    batches: BatchesConfig = BatchesConfig()
+    batches: BatchesConfig = field(default_factory=BatchesConfig)
     num_steps: int = 100_000
     eval_every: int = 1_000
     eval_examples: int = 1_000
@@ -165,9 +165,10 @@ class Config:
 
 
 def _to_plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if dataclasses.is_dataclass(value):
+        kind: Any = type(value)
         plain = {f.name: _to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"kind": value.kind, **plain} if _is_mechanism(type(value)) else plain
+        return {"kind": kind.kind, **plain} if _is_mechanism(kind) else plain
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -183,7 +184,7 @@ def _from_plain(expected: Any, value: Any, source: str, path: str) -> Any:
         kinds = {option.kind: option for option in arguments}
         if not isinstance(value, dict) or value.get("kind") not in kinds:
             found = value.get("kind") if isinstance(value, dict) else value
-            raise InputError(f"{where} needs a \"kind\" among {', '.join(sorted(kinds))}; found {found!r}.")
+            raise InputError(f'{where} needs a "kind" among {", ".join(sorted(kinds))}; found {found!r}.')
         return _from_plain(kinds[value["kind"]], value, source, path)
     if dataclasses.is_dataclass(expected):
         return _dataclass_from_plain(expected, value, source, path)
@@ -202,7 +203,7 @@ def _from_plain(expected: Any, value: Any, source: str, path: str) -> Any:
     return value
 
 
-def _dataclass_from_plain(expected: type, value: Any, source: str, path: str) -> Any:
+def _dataclass_from_plain(expected: Any, value: Any, source: str, path: str) -> Any:
     where = f"{source}: {path or 'the config'}"
     if not isinstance(value, dict):
         raise InputError(f"{where} is {value!r}; it must be an object with fields.")

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ import pandas as pd
 from flax import nnx
 from rich.table import Table
 
-from proteinlm.checkpoint import Run
+from proteinlm.checkpoint import Run, load_run
 from proteinlm.config import Config
 from proteinlm.data import alphabet
 from proteinlm.data.batches import evaluation_batches
@@ -25,7 +26,7 @@ from proteinlm.data.dataset import ProteinDataset
 from proteinlm.data.statistics import EmpiricalBaseline
 from proteinlm.errors import InputError
 from proteinlm.files import whole_file
-from proteinlm.logs import console
+from proteinlm.logs import console, print_table
 from proteinlm.metrics import Score, Sums, score
 from proteinlm.objective import make_example, residue_weights, token_sums
 from proteinlm.randomness import random_key
@@ -54,20 +55,15 @@ class SplitResult:
         """Number of rows that hold at least one counted token."""
         return int((self.all_tokens.count > 0).sum())
 
-    @property
-    def total(self) -> Sums:
-        """Sums over all rows, residues alone."""
-        return Sums(*(float(np.sum(x)) for x in (self.residues.nll, self.residues.correct, self.residues.count)))
 
-
-EvaluationStep = Callable[[nnx.State, dict[str, jax.Array]], dict[str, jax.Array]]
+EvaluationStep = Callable[[nnx.State, dict[str, Any]], dict[str, Any]]
 
 
 def make_evaluation_step(config: Config, graph: nnx.GraphDef) -> EvaluationStep:
     """Return a compiled (model state, batch) -> sums by row; no dropout, no redraw, masks from (seed, digest)."""
 
     @jax.jit
-    def step(state: nnx.State, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    def step(state: nnx.State, batch: dict[str, Any]) -> dict[str, Any]:
         model = nnx.merge(graph, state)
         key = random_key(config.seed, "masks")
         inputs, targets, weights = make_example(batch["tokens"], batch["keys"], config.objective, key)
@@ -186,21 +182,20 @@ def evaluate(
         scores += baseline_scores(result, baseline, split, objective)
         scores.append(score(result.residues, split=split, objective=objective, model=name, tokens="residues"))
         if objective == "causal":
-            scores.append(
-                score(result.all_tokens, split=split, objective=objective, model=name, tokens="residues+eos")
-            )
+            scores.append(score(result.all_tokens, split=split, objective=objective, model=name, tokens="residues+eos"))
     return scores
 
 
 def scores_table(scores: Sequence[Score], title: str) -> Table:
     """Return the scores as a table for the terminal."""
     table = Table(title=title, title_justify="left")
-    for heading, justify in (
-        ("split", "left"), ("objective", "left"), ("model", "left"), ("tokens", "left"), ("accuracy %", "right"),
-        ("95 % interval", "right"), ("perplexity", "right"), ("95 % interval", "right"), ("bits/residue", "right"),
-        ("tokens", "right"), ("sequences", "right"),
-    ):  # fmt: skip
-        table.add_column(heading, justify=justify)
+    headings = (
+        "accuracy %", "95 % interval", "perplexity", "95 % interval", "bits/residue", "tokens", "sequences",
+    )  # fmt: skip
+    for heading in ("split", "objective", "model", "counted"):
+        table.add_column(heading)
+    for heading in headings:
+        table.add_column(heading, justify="right")
     for s in scores:
         table.add_row(
             s.split, s.objective, s.model, s.tokens, f"{100 * s.accuracy:.2f}",
@@ -219,3 +214,25 @@ def write_scores(scores: Sequence[Score], folder: Path, about: dict) -> None:
     with whole_file(folder / "evaluation.json") as handle:
         clean = [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in r.items()} for r in rows]
         handle.write(json.dumps({**about, "scores": clean}, indent=2) + "\n")
+
+
+def evaluate_command(runs: Sequence[Path], splits: Sequence[str], dataset: Path | None, step: int | None) -> None:
+    """Score each run, write its evaluation.csv and evaluation.json, and print one table of all.
+
+    Args:
+        runs: folders of runs.
+        splits: names of splits.
+        dataset: instead of the one that each run was trained on.
+        step: checkpoint; the newest when None.
+    """
+    if not runs:
+        raise InputError("name at least one run: proteinlm evaluate RUN...")
+    scores: list[Score] = []
+    for folder in runs:
+        run = load_run(folder, step)
+        data = ProteinDataset.open(dataset or run.dataset)
+        found = evaluate(run, data, splits)
+        about = {"run": run.folder.name, "step": run.step, "dataset": str(data.path), "fingerprint": data.fingerprint}
+        write_scores(found, folder, about)
+        scores += found
+    print_table(scores_table(scores, "Accuracy and perplexity per split; intervals by bootstrap over sequences"))

@@ -2,7 +2,9 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
+import cycler
 import matplotlib
 
 # Okabe and Ito's eight colours, told apart by every kind of colour vision; vermillion and blue come first since they
@@ -15,7 +17,7 @@ DIVERGING = "RdBu_r"
 COLUMN = 3.5
 PAGE = 7.2
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 9,
     "axes.labelsize": 8,
@@ -25,7 +27,7 @@ STYLE = {
     "legend.frameon": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.prop_cycle": matplotlib.cycler(color=PALETTE[:7]),
+    "axes.prop_cycle": cycler.cycler(color=PALETTE[:7]),
     "lines.linewidth": 1.4,
     "figure.constrained_layout.use": True,
     "savefig.dpi": 200,

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +12,18 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from proteinlm.errors import InputError
 from proteinlm.files import whole_file
 
 METRICS_FILE = "metrics.jsonl"
 console = Console(stderr=True)
+
+
+def print_table(table: Table) -> None:
+    """Print a table on standard output; where that is no terminal, wide enough that nothing is cut."""
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
 class MetricsLog:

@@ -95,9 +95,7 @@ def masked_example(
         rank_key, action_key, residue_key = jax.random.split(own, 3)
         shape = is_residue.shape
         # 31 random bits for residues, all 32 set for the others: these come last whatever the bits are.
-        bits = jnp.where(
-            is_residue, jax.random.bits(rank_key, shape, jnp.uint32) >> 1, jnp.uint32(0xFFFFFFFF)
-        )
+        bits = jnp.where(is_residue, jax.random.bits(rank_key, shape, jnp.uint32) >> 1, jnp.uint32(0xFFFFFFFF))
         rank = jnp.argsort(jnp.argsort(bits))
         count = is_residue.sum(dtype=jnp.float32)
         selected = rank < jnp.minimum(jnp.maximum(jnp.round(config.mask_fraction * count), 1), count)

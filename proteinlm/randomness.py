@@ -1,4 +1,4 @@
-"""Random keys: each is a pure function of (seed, purpose, step), so none needs saving and a resumed run repeats them."""
+"""Random keys: each is a pure function of (seed, purpose, step), so none needs saving, and resuming repeats them."""
 
 import jax
 

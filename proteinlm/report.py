@@ -131,7 +131,8 @@ def _data(runs: Sequence[RunFiles], folder: Path) -> str:
         parts.append(
             f"## Data\n\n`{os.path.relpath(path, folder)}`: sequences without copies, lengths in residues (Table 1 of "
             "the Performer paper, for this dataset). `ood` holds the proteins of the held-out Pfam families; the "
-            "other splits are drawn at random from the rest.\n\n" + markdown_table(frame.columns, frame.itertuples(index=False))
+            "other splits are drawn at random from the rest.\n\n"
+            + markdown_table(frame.columns, frame.itertuples(index=False))
         )
     return "\n".join(parts)
 
@@ -154,7 +155,19 @@ def _scores(runs: Sequence[RunFiles]) -> str:
     rows = [s for run in runs for s in run.scores]
     if not rows:
         return "## Scores\n\nNo run has been evaluated yet: `proteinlm evaluate RUN...`.\n"
-    columns = ("run", "split", "model", "tokens", "accuracy (%)", "95 %", "perplexity", "95 %", "bits/residue", "tokens", "rows")
+    columns = (
+        "run",
+        "split",
+        "model",
+        "tokens",
+        "accuracy (%)",
+        "95 %",
+        "perplexity",
+        "95 %",
+        "bits/residue",
+        "tokens",
+        "rows",
+    )
     body = [
         (
             run.name, s["split"], s["model"] if s["model"] != run.name else f"**{run.name}**", s["tokens"],
@@ -196,9 +209,7 @@ def what_the_scores_say(run: RunFiles) -> list[str]:
             verdict = "is worse than test, but the intervals overlap: more ood sequences or more training would tell"
         else:
             verdict = "is not worse than test: this model has not learned what is particular to the train families"
-        sentences.append(
-            f"{run.name}: ood ({ood['perplexity']:.2f}) {verdict} ({test['perplexity']:.2f} on test)."
-        )
+        sentences.append(f"{run.name}: ood ({ood['perplexity']:.2f}) {verdict} ({test['perplexity']:.2f} on test).")
     return sentences
 
 
@@ -207,9 +218,10 @@ def _figures(run: RunFiles, folder: Path) -> str:
     parts = []
     if (place / "attention.png").is_file():
         parts.append(
-            f"![Attention maps]({os.path.relpath(place / 'attention.png', folder)})\n\nEach panel is one head's attention matrix, "
-            "measured by one-hot V probing: row i says where residue i looks. A diagonal is a head that looks at "
-            "neighbours, a vertical line one that looks at the same residues from everywhere.\n"
+            f"![Attention maps]({os.path.relpath(place / 'attention.png', folder)})\n\n"
+            "Each panel is one head's attention matrix, measured by one-hot V probing: row i says where residue i "
+            "looks. A diagonal is a head that looks at neighbours, a vertical line one that looks at the same residues "
+            "from everywhere.\n"
         )
     if (place / "similarity.png").is_file():
         parts.append(f"![Amino-acid similarity]({os.path.relpath(place / 'similarity.png', folder)})\n")
@@ -220,9 +232,7 @@ def _figures(run: RunFiles, folder: Path) -> str:
 
 def _similarity_sentence(numbers: dict) -> str:
     p = numbers["p_value"]
-    verdict = (
-        "more alike than shuffled labels would be" if p < 0.05 else "not distinguishable from shuffled labels"
-    )
+    verdict = "more alike than shuffled labels would be" if p < 0.05 else "not distinguishable from shuffled labels"
     return (
         f"Two amino acids are similar when heads treat them alike. Over {numbers['num_sequences']:,} sequences the "
         f"correlation with normalised {numbers['blosum']} over the {numbers['num_pairs']} pairs of different residues "

@@ -22,9 +22,9 @@ from flax import nnx
 from proteinlm import sharding
 from proteinlm.checkpoint import CONFIG_FILE, Checkpoints, read_run_files, write_run_files
 from proteinlm.config import Config
-from proteinlm.data.batches import TrainBatches
+from proteinlm.data.batches import TrainBatches, batch_shapes
 from proteinlm.data.dataset import ProteinDataset
-from proteinlm.errors import InputError
+from proteinlm.errors import InputError, Interrupted
 from proteinlm.evaluate import evaluate_split, make_evaluation_step
 from proteinlm.logs import MetricsLog, console, progress_line
 from proteinlm.metrics import Sums
@@ -35,14 +35,6 @@ from proteinlm.randomness import random_key
 
 # What may differ between a run and its resumption without changing a single loss.
 _FREE_FIELDS = ("eval_every", "eval_examples", "checkpoint_every", "keep_checkpoints", "log_every")
-
-
-class Interrupted(Exception):  # noqa: N818 (an order to leave, not an error)
-    """SIGTERM or Ctrl-C came; the run was saved at `step` and can go on."""
-
-    def __init__(self, step: int, signal_number: int):
-        super().__init__(f"stopped at step {step} with a checkpoint; the same command goes on from there.")
-        self.step, self.signal_number = step, signal_number
 
 
 @dataclass(frozen=True)
@@ -84,20 +76,20 @@ class Trainer:
         dropout_key = random_key(self.config.seed, "dropout", state["step"])
         parameters, others = nnx.split_state(state["model"], nnx.Param, ...)
 
-        def loss_of(parameters):
+        def loss_of(parameters: Any):
             model = nnx.merge(self.graph, parameters, others)
             sums = token_sums(model(inputs, dropout_key=dropout_key), targets, weights)
             return mean_loss(sums), sums
 
         (loss, sums), gradient = jax.value_and_grad(loss_of, has_aux=True)(parameters)
         updates, optimizer = self.optimizer.update(gradient, state["optimizer"], parameters)
-        parameters = optax.apply_updates(parameters, updates)
+        parameters: Any = optax.apply_updates(parameters, updates)
         metrics = {
             "loss": loss,
             "nll": sums.nll.sum(),
             "correct": sums.correct.sum(),
             "count": sums.count.sum(),
-            "gradient_norm": optax.global_norm(gradient),
+            "gradient_norm": optax.tree.norm(gradient),
             "tokens": (batch["tokens"] != 0).sum(),
         }
         state = {"model": nnx.merge_state(parameters, others), "optimizer": optimizer, "step": state["step"] + 1}
@@ -139,7 +131,8 @@ def train(config: Config, dataset_path: str | Path, run: str | Path) -> TrainRes
         template = jax.tree.map(lambda x: _on_every_device(x, mesh), jax.eval_shape(trainer.init))
         state, data = checkpoints.restore(start, template)
         batches.set_state(data)
-        console.print(f"resuming {run} at step {start}")
+        finished = start >= config.num_steps
+        console.print(f"{run} is finished, at step {start}" if finished else f"resuming {run} at step {start}")
     else:
         state = sharding.replicate(trainer.init(), mesh)
     num_parameters = count_parameters(state["model"])
@@ -152,6 +145,7 @@ def train(config: Config, dataset_path: str | Path, run: str | Path) -> TrainRes
 
     with contextlib.ExitStack() as stack:
         stack.callback(checkpoints.close)
+        stack.callback(batches.close)
         stack.callback(log.close)
         stop = stack.enter_context(_stop_signals())
         line = stack.enter_context(progress_line(config.num_steps, start, run.name))
@@ -201,7 +195,7 @@ def _claim_run(run: Path, config: Config, dataset: ProteinDataset) -> None:
         free = (*_FREE_FIELDS, "num_steps") if config.optimizer.schedule == "constant" else _FREE_FIELDS
         here, there = (json.loads(c.to_json()) for c in (config, saved))
         for name in free:
-            here.pop(name), there.pop(name)
+            del here[name], there[name]
         if here != there:
             name, old, new = next(_differences(there, here))
             raise InputError(
@@ -233,11 +227,11 @@ def _evaluate(config, dataset, evaluation_step, state, done, log, *, whole: bool
         return None
     limit = None if whole or not config.eval_examples else config.eval_examples
     result = evaluate_split(config, dataset, "valid", evaluation_step, state["model"], limit=limit)
-    sums = result.total
+    sums = result.residues.total()
     log.write(
         "valid",
         done,
-        loss=sums.nll / sums.count if sums.count else None,
+        loss=sums.loss,
         accuracy=sums.accuracy,
         perplexity=sums.perplexity,
         tokens=sums.count,
@@ -252,7 +246,7 @@ class _Window:
 
     def __init__(self, config: Config, schedule, log: MetricsLog):
         self._config, self._schedule, self._log = config, schedule, log
-        self._steps, self._sums, self._tokens = 0, Sums(0.0, 0.0, 0.0), 0
+        self._steps, self._sums, self._tokens = 0, Sums(), 0
         self.restart()
 
     def restart(self) -> None:
@@ -269,13 +263,12 @@ class _Window:
         self._tokens += int(metrics["tokens"])
         self._tokens_timed += int(metrics["tokens"])
         rate = self._tokens_timed / max(time.monotonic() - self._time, 1e-9)
-        count = max(self._sums.count, 1)
-        line.update(step, self._sums.nll / count, self._sums.correct / count, rate)
+        line.update(step, self._sums.loss, self._sums.accuracy, rate)
         if step % self._config.log_every == 0 or step == self._config.num_steps:
             self._log.write(
                 "train",
                 step,
-                loss=self._sums.nll / count,
+                loss=self._sums.loss,
                 accuracy=self._sums.accuracy,
                 perplexity=self._sums.perplexity,
                 counted_tokens=self._sums.count,
@@ -285,7 +278,7 @@ class _Window:
                 gradient_norm=float(metrics["gradient_norm"]),
                 tokens_per_second=rate,
             )
-            self._steps, self._sums, self._tokens = 0, Sums(0.0, 0.0, 0.0), 0
+            self._steps, self._sums, self._tokens = 0, Sums(), 0
             self.restart()
 
 
@@ -350,8 +343,6 @@ class Plan:
 
 def plan(config: Config) -> Plan:
     """Compile the train step for this machine's device, without any data, and count."""
-    from proteinlm.data.batches import batch_shapes
-
     trainer = Trainer(config)
     state = jax.eval_shape(trainer.init)
     shapes = batch_shapes(config.batches)
@@ -360,7 +351,25 @@ def plan(config: Config) -> Plan:
         "tokens": jax.ShapeDtypeStruct((rows, length), jnp.uint8),
         "keys": jax.ShapeDtypeStruct((rows, 2), jnp.uint32),
     }
-    memory = trainer.step.lower(state, batch).compile().memory_analysis()
+    memory: Any = trainer.step.lower(state, batch).compile().memory_analysis()
     state_bytes = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     return Plan(count_parameters(state["model"]), shapes, state_bytes, int(memory.temp_size_in_bytes))
 
+
+def describe_plan(config: Config) -> str:
+    """Return what `--dry-run` prints: parameters, batches, memory of one step on this machine's device."""
+    found = plan(config)
+    device = jax.devices()[0]
+    shapes = ", ".join(f"{rows} x {length}" for rows, length in found.shapes)
+    lines = [
+        f"parameters          {found.num_parameters:,}",
+        f"batch               {shapes} (rows x tokens, {config.batches.form})",
+        f"state               {_bytes(found.state_bytes)} (parameters, random features, optimizer)",
+        f"temporaries         {_bytes(found.temporary_bytes)} (XLA's count for the largest batch, all rows here)",
+        f"memory of one step  {_bytes(found.total_bytes)} on one device of kind {device.device_kind}",
+    ]
+    return "\n".join(lines)
+
+
+def _bytes(number: int) -> str:
+    return f"{number / 2**30:,.2f} GiB" if number >= 2**30 else f"{number / 2**20:,.1f} MiB"

@@ -23,3 +23,128 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs the shared data folder, absent here: {folder}")
     return folder
+
+
+def sample_records():
+    """The packaged proteins as (accession, sequence, families) in file order."""
+    from proteinlm.data.pfam import FamilyTable
+    from proteinlm.data.uniprot import read_records
+
+    sample = Path(__file__).parents[1] / "proteinlm" / "data" / "sample"
+    records = list(read_records(sample / "proteins.fasta.gz"))
+    table = FamilyTable.read([sample / "pfam.tsv.gz"])
+    rows = table.rows([record.accession.encode() for record in records])
+    return [
+        (record.accession, record.sequence.decode(), table.families(row).decode() if row >= 0 else "")
+        for record, row in zip(records, rows, strict=True)
+    ]
+
+
+def write_ingested(folder: Path, records, **splits) -> Path:
+    """Ingest records (accession, sequence, families) into FOLDER/dataset."""
+    from proteinlm.data.ingest import IngestConfig, ingest
+    from proteinlm.data.splits import SplitsConfig
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "in.fasta").write_text("".join(f">{name}\n{letters}\n" for name, letters, _ in records))
+    (folder / "families.tsv").write_text("".join(f"{name}\t{families}\n" for name, _, families in records if families))
+    tables = (folder / "families.tsv",) if any(families for *_, families in records) else ()
+    config = IngestConfig(splits=SplitsConfig(**splits), families=tables, workers=1)
+    ingest([folder / "in.fasta"], folder / "dataset", config)
+    return folder / "dataset"
+
+
+@pytest.fixture(scope="session")
+def sample_fasta(tmp_path_factory) -> tuple[Path, Path]:
+    """Some hundreds of real proteins as FASTA, and their families as a table; held-out ones and P00974 among them."""
+    from proteinlm.data.pfam import PAPER_HELD_OUT_FAMILIES
+
+    records = sample_records()
+    held_out = [r for r in records if not set(r[2].split(";")).isdisjoint(PAPER_HELD_OUT_FAMILIES)]
+    chosen = {r[0]: r for r in [*records[:400], *held_out[:20], *(r for r in records if r[0] == "P00974")]}
+    folder = tmp_path_factory.mktemp("sample")
+    (folder / "proteins.fasta").write_text("".join(f">{name}\n{s}\n" for name, s, _ in chosen.values()))
+    (folder / "families.tsv").write_text("".join(f"{name}\t{f}\n" for name, _, f in chosen.values() if f))
+    return folder / "proteins.fasta", folder / "families.tsv"
+
+
+@pytest.fixture(scope="session")
+def tiny_dataset(tmp_path_factory, sample_fasta) -> Path:
+    """A dataset of `sample_fasta` with all four splits."""
+    from proteinlm.data.ingest import IngestConfig, ingest
+    from proteinlm.data.splits import SplitsConfig
+
+    folder = tmp_path_factory.mktemp("tiny") / "dataset"
+    config = IngestConfig(splits=SplitsConfig(valid=0.1, test=0.1), families=(sample_fasta[1],), workers=1)
+    ingest([sample_fasta[0]], folder, config)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def dataset_without_ood(tmp_path_factory) -> Path:
+    """A dataset whose ood split is empty."""
+    return write_ingested(tmp_path_factory.mktemp("no_ood"), sample_records()[:60], valid=0.1, test=0.2, held_out=())
+
+
+@pytest.fixture(scope="session")
+def make_dataset(tmp_path_factory):
+    """Return a function that makes a dataset whose train split gives exactly so many batches an epoch."""
+    from proteinlm.data.splits import SplitsConfig, digest, split_of
+
+    made = {}
+
+    def make(*, form: str, batches: int, batch_size: int, length: int) -> Path:
+        wanted = (form, batches, batch_size, length)
+        if wanted in made:
+            return made[wanted]
+        splits = {"valid": 0.2, "test": 0.0, "held_out": ()}
+        train = valid = 0
+        chosen = []
+        for name, letters, _ in sample_records():
+            is_train = split_of(digest(letters.encode()), (), SplitsConfig(**splits)) == "train"
+            size = 1 if form == "single" else len(letters) + 1
+            a_batch = batch_size * (1 if form == "single" else length)
+            # What goes beyond the last full batch stays below one more.
+            if is_train and train < batches * a_batch and train + size < (batches + 1) * a_batch:
+                train += size
+                chosen.append((name, letters, ""))
+            elif not is_train and valid < 6:
+                valid += 1
+                chosen.append((name, letters, ""))
+        made[wanted] = write_ingested(tmp_path_factory.mktemp("made"), chosen, **splits)
+        return made[wanted]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_runs(tmp_path_factory, tiny_dataset) -> dict[str, Path]:
+    """Three very small trained runs in one folder: causal, masked and concat."""
+    from proteinlm.config import (
+        VOCAB_SIZE,
+        BatchesConfig,
+        Config,
+        GeneralizedConfig,
+        ModelConfig,
+        ObjectiveConfig,
+    )
+    from proteinlm.train import train
+
+    folder = tmp_path_factory.mktemp("runs")
+    model = ModelConfig(
+        vocab_size=VOCAB_SIZE, num_layers=2, num_heads=2, embed_dim=16, mlp_dim=32, max_length=128,
+        attention=GeneralizedConfig(num_features=8),
+    )  # fmt: skip
+    runs = {}
+    for name, kind, batches in (
+        ("causal", "causal", BatchesConfig(length=128, batch_size=8, buckets=(64, 128))),
+        ("masked", "masked", BatchesConfig(length=128, batch_size=8, buckets=(64, 128))),
+        ("concat", "causal", BatchesConfig(form="concat", length=128, batch_size=8)),
+    ):
+        config = Config(
+            model=model, objective=ObjectiveConfig(kind=kind), batches=batches, num_steps=4, eval_every=2,
+            eval_examples=8, checkpoint_every=2, log_every=1,
+        )  # fmt: skip
+        runs[name] = folder / name
+        train(config, tiny_dataset, runs[name])
+    return runs

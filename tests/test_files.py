@@ -4,11 +4,15 @@ from proteinlm.errors import InputError
 from proteinlm.files import empty_folder, whole_file
 
 
+def fail_in_the_middle(path):
+    with pytest.raises(RuntimeError, match="power cut"), whole_file(path) as handle:  # noqa: PT012
+        handle.write("half")
+        raise RuntimeError("power cut")
+
+
 def test_a_file_appears_only_when_whole(tmp_path):
     path = tmp_path / "deep" / "table.csv"
-    with pytest.raises(RuntimeError), whole_file(path) as handle:
-        handle.write("half")
-        raise RuntimeError
+    fail_in_the_middle(path)
     assert list(path.parent.iterdir()) == []
     with whole_file(path, "wb") as handle:
         handle.write(b"whole")
@@ -20,9 +24,7 @@ def test_a_file_appears_only_when_whole(tmp_path):
 def test_an_old_file_survives_a_failed_writing(tmp_path):
     path = tmp_path / "x"
     path.write_text("old")
-    with pytest.raises(RuntimeError), whole_file(path) as handle:
-        handle.write("new")
-        raise RuntimeError
+    fail_in_the_middle(path)
     assert path.read_text() == "old"
 
 

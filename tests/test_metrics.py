@@ -106,9 +106,7 @@ def test_intervals_agree_with_a_plain_bootstrap():
         accuracies.append(part.accuracy)
     intervals = bootstrap(sums, num_resamples=4000)
     spread = np.std(perplexities)
-    np.testing.assert_allclose(
-        intervals.perplexity, np.percentile(perplexities, [2.5, 97.5]), atol=0.15 * spread
-    )
+    np.testing.assert_allclose(intervals.perplexity, np.percentile(perplexities, [2.5, 97.5]), atol=0.15 * spread)
     spread = np.std(accuracies)
     np.testing.assert_allclose(intervals.accuracy, np.percentile(accuracies, [2.5, 97.5]), atol=0.15 * spread)
 

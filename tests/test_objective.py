@@ -98,9 +98,7 @@ def test_masks_do_not_depend_on_the_batch():
         wide = np.zeros((5, width), np.uint8)
         wide[:4, :61] = tokens[order]
         wide[4] = rows([width - 1], width, 9)
-        other_inputs, _, other = map(
-            np.asarray, masked(wide, np.vstack([keys[order], keys[:1]]), MASKED, KEY)
-        )
+        other_inputs, _, other = map(np.asarray, masked(wide, np.vstack([keys[order], keys[:1]]), MASKED, KEY))
         np.testing.assert_array_equal(other[:4, :61], weights[order])
         np.testing.assert_array_equal(other_inputs[:4, :61], inputs[order])
         assert not other[:4, 61:].any()

@@ -33,7 +33,10 @@ def test_it_is_adamw_with_clipping_and_spares_biases_and_scales():
     rng = np.random.default_rng(0)
     parameters = {"kernel": jnp.asarray(rng.normal(size=(3, 4)), jnp.float32), "bias": jnp.ones(4)}
     gradients = [
-        {"kernel": jnp.asarray(rng.normal(size=(3, 4)), jnp.float32), "bias": jnp.asarray(rng.normal(size=4), jnp.float32)}
+        {
+            "kernel": jnp.asarray(rng.normal(size=(3, 4)), jnp.float32),
+            "bias": jnp.asarray(rng.normal(size=4), jnp.float32),
+        }
         for _ in range(5)
     ]
     norms = [np.sqrt(sum((np.asarray(x, np.float64) ** 2).sum() for x in g.values())) for g in gradients]

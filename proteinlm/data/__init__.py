@@ -1,0 +1,1 @@
+"""Files -> records -> splits -> dataset -> batches."""

@@ -57,9 +57,7 @@ class BatchesConfig:
             )
         ascending = all(a < b for a, b in zip((0, *self.buckets), self.buckets, strict=False))
         if not ascending or self.padded_lengths[-1] != self.length:
-            raise InputError(
-                f"batches.buckets is {self.buckets}; it must ascend and end with length, {self.length}."
-            )
+            raise InputError(f"batches.buckets is {self.buckets}; it must ascend and end with length, {self.length}.")
 
     @property
     def padded_lengths(self) -> tuple[int, ...]:

@@ -70,9 +70,7 @@ class Singles:
         padded_lengths: ascending, the last one L; a batch has the smallest that holds its longest row.
     """
 
-    def __init__(
-        self, dataset: Proteins, split: str, length: int, batch_size: int, padded_lengths: tuple[int, ...]
-    ):
+    def __init__(self, dataset: Proteins, split: str, length: int, batch_size: int, padded_lengths: tuple[int, ...]):
         self._dataset, self._split, self._length, self._batch_size = dataset, split, length, batch_size
         self._residues = dataset.lengths(split)
         self._tokens = np.minimum(self._residues + 1, length)

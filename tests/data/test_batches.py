@@ -49,9 +49,7 @@ def proteins(lengths, seed=0) -> list[bytes]:
 
 def dataset(n=50, seed=0, longest=40) -> InMemory:
     lengths = np.random.default_rng(seed).integers(5, longest + 1, n)  # long enough for no two to be equal
-    return InMemory(
-        train=proteins(lengths, seed), valid=proteins(lengths[:7], seed + 1), test=[], ood=[b"ACD"]
-    )
+    return InMemory(train=proteins(lengths, seed), valid=proteins(lengths[:7], seed + 1), test=[], ood=[b"ACD"])
 
 
 def single_row(sequence: bytes, length: int) -> list[int]:
@@ -88,9 +86,7 @@ BOTH = pytest.mark.parametrize("config", [SINGLE, CONCAT], ids=["single", "conca
 # Rows
 
 
-@pytest.mark.parametrize(
-    ("n", "residues", "ends"), [(9, 9, True), (10, 10, False), (11, 10, False), (1, 1, True)]
-)
+@pytest.mark.parametrize(("n", "residues", "ends"), [(9, 9, True), (10, 10, False), (11, 10, False), (1, 1, True)])
 def test_residues_and_eos_at_the_limit(n, residues, ends):
     (sequence,) = proteins([n])
     batches = TrainBatches(InMemory(train=[sequence]), BatchesConfig(length=10, batch_size=1))
@@ -124,9 +120,7 @@ def test_keys_are_the_digest_of_the_whole_sequence():
     for batch in batches:
         assert batch["keys"].dtype == np.uint32
         np.testing.assert_array_equal(batch["keys"], expected[batch["rows"]])
-    trained = {
-        tuple(key) for batch in epoch_of(TrainBatches(data, config), 0) for key in batch["keys"].tolist()
-    }
+    trained = {tuple(key) for batch in epoch_of(TrainBatches(data, config), 0) for key in batch["keys"].tolist()}
     assert trained == {tuple(key) for key in expected.tolist()}
 
 
@@ -192,9 +186,7 @@ def test_no_token_of_a_training_epoch_is_lost_or_repeated(lengths, length, seed)
     # The stream in the order of the epoch, token by token.
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, 0])))
     order = generator.permutation(np.arange(len(lengths), dtype=np.int32))
-    stream = [
-        t for i in order for t in [*alphabet.encode(data.sequences("train", [i])[0]).tolist(), alphabet.EOS]
-    ]
+    stream = [t for i in order for t in [*alphabet.encode(data.sequences("train", [i])[0]).tolist(), alphabet.EOS]]
     expected = [stream[i : i + length] for i in range(0, total - length + 1, length)]
     assert sorted(windows) == sorted(expected)
 
@@ -229,9 +221,7 @@ def test_epochs_differ_and_seeds_differ(config):
     batches = TrainBatches(data, config)
     first, second = epoch_of(batches, 0), epoch_of(batches, 1)
     assert not any(same(a, b) for a, b in zip(first, second, strict=True))
-    other = TrainBatches(
-        data, BatchesConfig(config.form, config.length, config.batch_size, config.buckets, seed=4)
-    )
+    other = TrainBatches(data, BatchesConfig(config.form, config.length, config.batch_size, config.buckets, seed=4))
     assert not any(same(a, b) for a, b in zip(first, epoch_of(other, 0), strict=True))
     again = epoch_of(TrainBatches(data, config), 0)
     assert all(same(a, b) for a, b in zip(first, again, strict=True))
@@ -274,9 +264,7 @@ def test_the_shuffle_reaches_over_the_whole_split():
 def test_processes_share_each_batch(config, process_count):
     data = dataset(60, longest=70)
     whole = TrainBatches(data, config)
-    parts = [
-        TrainBatches(data, config, process_index=p, process_count=process_count) for p in range(process_count)
-    ]
+    parts = [TrainBatches(data, config, process_index=p, process_count=process_count) for p in range(process_count)]
     for batch, *shares in zip(epoch_of(whole, 0), *(epoch_of(p, 0) for p in parts), strict=True):
         assert {s["tokens"].shape for s in shares} == {(4 // process_count, batch["tokens"].shape[1])}
         assert same(batch, {k: np.concatenate([s[k] for s in shares]) for k in batch})
@@ -297,9 +285,7 @@ def test_a_restored_position_goes_on_alike(config, stop):
     data = dataset(60, longest=70)
     batches = TrainBatches(data, config)
     size = batches.batches_per_epoch
-    steps = {"start": 0, "middle": size // 2, "last batch": size - 1, "end": size, "second epoch": size + 2}[
-        stop
-    ]
+    steps = {"start": 0, "middle": size // 2, "last batch": size - 1, "end": size, "second epoch": size + 2}[stop]
     for _ in range(steps):
         next(batches)
     state = json.loads(json.dumps(batches.get_state()))
@@ -352,13 +338,9 @@ def test_a_position_in_another_plan_is_refused():
     data = dataset(60)
     state = TrainBatches(data, SINGLE).get_state()
     with pytest.raises(InputError, match="seed 3, now it is 9"):
-        TrainBatches(data, BatchesConfig(length=32, batch_size=4, buckets=(8, 16, 32), seed=9)).set_state(
-            state
-        )
+        TrainBatches(data, BatchesConfig(length=32, batch_size=4, buckets=(8, 16, 32), seed=9)).set_state(state)
     with pytest.raises(InputError, match="batch_size 4, now it is 5"):
-        TrainBatches(data, BatchesConfig(length=32, batch_size=5, buckets=(8, 16, 32), seed=3)).set_state(
-            state
-        )
+        TrainBatches(data, BatchesConfig(length=32, batch_size=5, buckets=(8, 16, 32), seed=3)).set_state(state)
     with pytest.raises(InputError, match="dataset"):
         TrainBatches(dataset(60, seed=1), SINGLE).set_state(state)
 
@@ -514,16 +496,11 @@ def test_what_cannot_be_trained_on_is_refused():
 def test_a_dataset_that_disagrees_with_its_manifest_is_named():
     class Damaged(InMemory):
         def sequences(self, split, indices):
-            return [
-                s[:-1] if i == 3 else s
-                for i, s in zip(indices, super().sequences(split, indices), strict=True)
-            ]
+            return [s[:-1] if i == 3 else s for i, s in zip(indices, super().sequences(split, indices), strict=True)]
 
     data = Damaged(train=proteins([10] * 8))
     for config in (BatchesConfig(length=16, batch_size=8), BatchesConfig("concat", length=16, batch_size=5)):
-        with pytest.raises(
-            InputError, match="sequence 3 of split 'train' has 9 residues, its manifest says 10"
-        ):
+        with pytest.raises(InputError, match="sequence 3 of split 'train' has 9 residues, its manifest says 10"):
             next(TrainBatches(data, config))
 
 
@@ -539,9 +516,7 @@ def test_batch_shapes():
 @pytest.fixture(scope="module")
 def on_disk(tmp_path_factory) -> ProteinDataset:
     folder = tmp_path_factory.mktemp("dataset")
-    lines = [
-        b">p%d\n%s\n" % (i, s) for i, s in enumerate(proteins(np.random.default_rng(5).integers(5, 90, 300)))
-    ]
+    lines = [b">p%d\n%s\n" % (i, s) for i, s in enumerate(proteins(np.random.default_rng(5).integers(5, 90, 300)))]
     (folder / "proteins.fasta").write_bytes(b"".join(lines))
     ingest([folder / "proteins.fasta"], folder / "dataset", IngestConfig(workers=1, shards=3))
     return ProteinDataset.open(folder / "dataset")

@@ -1,0 +1,96 @@
+import dataclasses
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+
+from proteinlm.checkpoint import Checkpoints, load_run, named_arrays, read_run_files, with_named_arrays
+from proteinlm.config import Config
+from proteinlm.errors import InputError
+
+
+def tree(value=1.0):
+    return {"model": {"a": jnp.full((2, 3), value), "b": [jnp.arange(4)]}, "step": jnp.asarray(7)}
+
+
+def test_a_tree_comes_back_bit_for_bit_with_its_data_position(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (1, 2, 3):
+        checkpoints.save(step, tree(step / 3), {"step": step, "plan": {"seed": 0}}, Config())
+    assert checkpoints.steps() == [2, 3]
+    state, data = checkpoints.restore(3, jax.eval_shape(tree))
+    jax.tree.map(np.testing.assert_array_equal, state, tree(1.0))
+    assert data == {"step": 3, "plan": {"seed": 0}}
+    assert jax.tree.structure(state) == jax.tree.structure(tree())
+    part = checkpoints.restore_part(2, "model", jax.eval_shape(tree)["model"])
+    np.testing.assert_array_equal(part["a"], np.full((2, 3), np.float32(2 / 3)))
+    saved = ocp.CheckpointManager(checkpoints._folder).restore(
+        3, args=ocp.args.Composite(config=ocp.args.JsonRestore())
+    )
+    assert Config.from_json(json.dumps(saved["config"])) == Config()
+
+
+def test_another_shape_name_or_dtype_is_refused(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, tree(), {}, Config())
+    for change, words in (
+        (
+            {"model": {"a": jnp.zeros((2, 4)), "b": [jnp.arange(4)]}, "step": jnp.asarray(7)},
+            r"model/a .*\[2, 3\].*\[2, 4\]",
+        ),
+        ({"model": {"a": jnp.zeros((2, 3), jnp.bfloat16), "b": [jnp.arange(4)]}, "step": jnp.asarray(7)}, "bfloat16"),
+        (
+            {"model": {"a": jnp.zeros((2, 3)), "c": [jnp.arange(4)]}, "step": jnp.asarray(7)},
+            "2 arrays differ, first model/b",
+        ),
+    ):
+        with pytest.raises(InputError, match=words):
+            checkpoints.restore(1, jax.eval_shape(lambda change=change: change))
+
+
+def test_names_of_leaves_are_unique_and_readable():
+    names = named_arrays(tree())
+    assert list(names) == ["model/a", "model/b/0", "step"]
+    assert with_named_arrays(tree(), names, "x")["step"] == 7
+
+
+def test_a_half_written_checkpoint_is_none(tiny_runs, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(tiny_runs["causal"], run)
+    step = Checkpoints(run, read_only=True).steps()[-1]
+    (run / "checkpoints" / f"{step + 1}.orbax-checkpoint-tmp-1").mkdir()
+    assert Checkpoints(run, read_only=True).steps()[-1] == step
+    assert load_run(run).step == step
+
+
+def test_a_run_comes_back_as_the_model_that_was_trained(tiny_runs):
+    run = load_run(tiny_runs["causal"])
+    tokens = jnp.asarray([[5, 6, 7, 8]])
+    one = run.model(tokens)
+    two = load_run(tiny_runs["causal"], run.step).model(tokens)
+    np.testing.assert_array_equal(one, two)
+    assert run.config == read_run_files(tiny_runs["causal"])[0]
+    # Random features are part of it.
+    assert any("rojection" in name for name in named_arrays(nnx.split(run.model)[1]))
+
+
+def test_bad_runs_are_named(tiny_runs, tmp_path):
+    with pytest.raises(InputError, match="not the folder of a training run"):
+        load_run(tmp_path)
+    with pytest.raises(InputError, match="no checkpoint of step 999; there are"):
+        load_run(tiny_runs["causal"], 999)
+    run = tmp_path / "run"
+    shutil.copytree(tiny_runs["causal"], run)
+    config = read_run_files(run)[0]
+    wider = dataclasses.replace(config, model=dataclasses.replace(config.model, mlp_dim=40))
+    (run / "config.json").write_text(wider.to_json())
+    with pytest.raises(InputError, match="of another config"):
+        load_run(run)
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(InputError, match="no checkpoints yet"):
+        load_run(run)

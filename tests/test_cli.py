@@ -1,0 +1,178 @@
+"""The commands as a user types them: each in a process of its own, on real proteins."""
+
+import gzip
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from proteinlm import __version__
+from proteinlm.cli import COMMANDS, main
+from proteinlm.config import named_configs
+
+
+def proteinlm(*arguments, cwd=None):
+    return subprocess.run(
+        [sys.executable, "-m", "proteinlm.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_a_page_of_help_with_an_example(command):
+    done = proteinlm(command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"proteinlm {command}" in done.stdout
+
+
+def test_help_and_version(capsys):
+    assert main([]) == main(["--help"]) == 0
+    assert all(command in capsys.readouterr().out for command in COMMANDS)
+    assert main(["--version"]) == 0
+    assert __version__ in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["trian"], ["did you mean train"]),
+        (["train"], ["name a config first", "quickstart_causal"]),
+        (["train", "quickstart_casual"], ["did you mean quickstart_causal"]),
+        (["train", "quickstart_causal"], ["--dataset", "--run"]),
+        (["train", "quickstart_causal", "--dataset", "nowhere", "--run", "x"], ["nowhere"]),
+        (["train", "quickstart_causal", "--model.num-heads", "3", "--dry-run"], ["num_heads"]),
+        (["train", "quickstart_causal", "--model.max-length", "100", "--dry-run"], ["batches.length is 256", "100"]),
+        (["evaluate", "nowhere"], ["nowhere", "not the folder of a training run"]),
+        (["analyze", "nowhere"], ["nowhere", "not the folder of a training run"]),
+        (["report", "nowhere"], ["nowhere", "holds no training run"]),
+        (["ingest", "nowhere.fasta", "--output", "out"], ["nowhere.fasta"]),
+    ],
+)
+def test_what_the_user_can_mend_is_one_sentence_and_exit_code_2(arguments, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(arguments)
+    except SystemExit as error:
+        code = error.code
+    text = capsys.readouterr().err
+    assert code == 2
+    assert "Traceback" not in text
+    for word in words:
+        assert word in text
+
+
+def test_a_misspelt_override_gets_the_nearest_name(tmp_path):
+    done = proteinlm("train", "quickstart_causal", "--model.num-layer", "3", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--model.num-layers" in done.stderr + done.stdout
+
+
+def test_dry_run_prints_the_plan_and_trains_nothing(tmp_path):
+    done = proteinlm("train", "quickstart_causal", "--model.num-layers", "1", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for word in ("parameters", "32 x 256", "MiB", "memory of one step"):
+        assert word in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", named_configs())
+def test_each_experiment_can_be_overridden(name, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["train", name, "--help"])
+    assert left.value.code == 0
+    assert "--model.num-layers" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_from_fasta_to_figures(tmp_path, sample_fasta):
+    """The four commands of the README and the page about them."""
+
+    def run(*arguments):
+        done = proteinlm(*arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    fasta, families = sample_fasta
+    out = run(
+        "ingest", fasta, "--families", families, "--output", "data", "--valid", "0.1", "--test", "0.1", "--workers", "1"
+    )
+    for word in ("train", "ood", "median"):
+        assert word in out.stdout
+    small = [
+        "--model.num-layers",
+        "1",
+        "--num-steps",
+        "4",
+        "--eval-every",
+        "2",
+        "--eval-examples",
+        "8",
+        "--checkpoint-every",
+        "2",
+    ]
+    small += ["--model.embed-dim", "32", "--model.mlp-dim", "32"]
+    for kind in ("causal", "masked"):
+        run("train", f"quickstart_{kind}", "--dataset", "data", "--run", f"runs/{kind}", *small)
+    again = run("train", "quickstart_causal", "--dataset", "data", "--run", "runs/causal", *small)
+    assert "is finished" in again.stderr
+    scores = run("evaluate", "runs/causal", "runs/masked")
+    assert "empirical baseline" in scores.stdout
+    run("analyze", "runs/causal", "--sequences", "10")
+    run("analyze", "runs/masked", "--sequences", "0", "--protein", "P00974", "--output", "elsewhere")
+    run("report", "runs")
+
+    for name in (
+        "attention.png",
+        "attention.pdf",
+        "attention.npz",
+        "similarity.png",
+        "similarity.npz",
+        "similarity.json",
+    ):
+        assert (tmp_path / "runs/causal/analysis" / name).stat().st_size > 0
+    assert sorted(p.name for p in (tmp_path / "elsewhere").iterdir()) == [
+        "attention.npz",
+        "attention.pdf",
+        "attention.png",
+    ]
+    attention = np.load(tmp_path / "elsewhere" / "attention.npz")["attention"]
+    assert attention.shape[-2:] == (100, 100)
+    page = (tmp_path / "runs" / "report.md").read_text()
+    assert "attention.png" in page
+    assert "similarity.png" in page
+
+
+def test_an_accession_or_file_that_is_not_there(tiny_runs, capsys):
+    assert main(["analyze", str(tiny_runs["causal"]), "--protein", "Q99999", "--sequences", "0"]) == 2
+    assert "Q99999 is neither a FASTA file nor an accession" in capsys.readouterr().err
+
+
+def test_a_protein_longer_than_the_positions(tiny_runs, capsys, tmp_path):
+    file = tmp_path / "long.fasta.gz"
+    file.write_bytes(gzip.compress(b">long\n" + b"ACDEF" * 100 + b"\n"))
+    assert main(["analyze", str(tiny_runs["causal"]), "--protein", str(file), "--sequences", "0"]) == 2
+    text = capsys.readouterr().err
+    assert "500" in text or "501" in text
+    assert "128" in text
+
+
+def test_a_full_disk_is_one_sentence(capsys, monkeypatch):
+    def full(_arguments):
+        raise OSError(28, "No space left on device", "/data/x")
+
+    monkeypatch.setitem(COMMANDS, "report", full)
+    assert main(["report", "x"]) == 2
+    assert "No space left on device: /data/x" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_no_traceback(capsys, monkeypatch):
+    def interrupted(_arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(COMMANDS, "report", interrupted)
+    assert main(["report", "x"]) == 130
+    assert "interrupted" in capsys.readouterr().err

@@ -1,0 +1,128 @@
+import dataclasses
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from flax import nnx
+
+from proteinlm.checkpoint import load_run
+from proteinlm.data import alphabet
+from proteinlm.data.dataset import ProteinDataset
+from proteinlm.errors import InputError
+from proteinlm.evaluate import evaluate, evaluate_command, evaluate_split, make_evaluation_step, write_scores
+
+
+def result_of(run, split, **changes):
+    config = dataclasses.replace(run.config, batches=dataclasses.replace(run.config.batches, **changes))
+    graph, state = nnx.split(run.model)
+    dataset = ProteinDataset.open(run.dataset)
+    return dataset, evaluate_split(config, dataset, split, make_evaluation_step(config, graph), state)
+
+
+def test_each_sequence_alone_gives_the_same_sums(tiny_runs):
+    """Against a plain loop: one unpadded sequence at a time, float64 log-softmax in numpy."""
+    run = load_run(tiny_runs["causal"])
+    dataset, result = result_of(run, "ood")
+    length = run.config.batches.length
+    assert sorted(result.rows.tolist()) == list(range(dataset.counts["ood"]))
+    for place, row in list(enumerate(result.rows))[::3]:
+        residues = alphabet.encode(dataset.sequences("ood", [int(row)])[0])
+        tokens = np.append(residues, alphabet.EOS)[:length] if len(residues) < length else residues[:length]
+        inputs = np.concatenate([[alphabet.BOS], tokens[:-1]])
+        logits = np.asarray(run.model(jnp.asarray(inputs[None], jnp.int32)), np.float64)[0]
+        log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        nll = -log_probs[np.arange(len(tokens)), tokens]
+        of_residues = tokens >= alphabet.FIRST_RESIDUE
+        np.testing.assert_allclose(result.residues.nll[place], nll[of_residues].sum(), rtol=1e-5)
+        np.testing.assert_allclose(result.all_tokens.nll[place], nll.sum(), rtol=1e-5)
+        assert result.residues.count[place] == of_residues.sum()
+        assert result.all_tokens.count[place] == len(tokens)
+        assert result.residues.correct[place] == (logits.argmax(-1) == tokens)[of_residues].sum()
+        counts = np.bincount(tokens[of_residues] - alphabet.FIRST_RESIDUE, minlength=alphabet.NUM_RESIDUES)
+        np.testing.assert_array_equal(result.residue_counts[place], counts)
+
+
+@pytest.mark.parametrize("kind", ["causal", "masked", "concat"])
+def test_batches_change_no_number(tiny_runs, kind):
+    run = load_run(tiny_runs[kind])
+    changes = {"batch_size": 3} if kind == "concat" else {"batch_size": 3, "buckets": ()}
+    _, one = result_of(run, "test")
+    _, two = result_of(run, "test", **changes)
+    a, b = np.argsort(one.rows), np.argsort(two.rows)
+    np.testing.assert_array_equal(one.rows[a], two.rows[b])
+    np.testing.assert_array_equal(one.residues.count[a], two.residues.count[b])
+    np.testing.assert_array_equal(one.residue_counts[a], two.residue_counts[b])
+    np.testing.assert_allclose(one.residues.nll[a], two.residues.nll[b], rtol=1e-5)
+
+
+def test_baselines_are_scored_on_the_very_same_tokens(tiny_runs):
+    run = load_run(tiny_runs["masked"])
+    dataset, result = result_of(run, "test")
+    scores = {s.model: s for s in evaluate(run, dataset, ["test"])}
+    assert {s.num_tokens for s in scores.values()} == {int(result.residues.count.sum())}
+    assert scores["uniform guess"].accuracy == pytest.approx(1 / 25)
+    assert scores["uniform guess"].perplexity == pytest.approx(25)
+    # The empirical baseline, from the letters themselves.
+    train = "".join(s.decode() for s in dataset.sequences("train", range(dataset.counts["train"])))
+    frequency = np.array([train.count(r) + 1 for r in alphabet.RESIDUES], float)
+    frequency /= frequency.sum()
+    counts = result.residue_counts.sum(0)
+    expected = math.exp(-(counts * np.log(frequency)).sum() / counts.sum())
+    assert scores["empirical baseline"].perplexity == pytest.approx(expected)
+    assert scores["empirical baseline"].accuracy == pytest.approx(counts[frequency.argmax()] / counts.sum())
+    model = scores[run.folder.name]
+    assert model.accuracy_low <= model.accuracy <= model.accuracy_high
+    assert model.perplexity_low <= model.perplexity <= model.perplexity_high
+
+
+def test_evaluation_repeats_itself_and_draws_nothing(tiny_runs):
+    run = load_run(tiny_runs["masked"])
+    before = nnx.to_pure_dict(nnx.split(run.model)[1])
+    _, one = result_of(run, "test")
+    _, two = result_of(run, "test")
+    np.testing.assert_array_equal(one.residues.nll, two.residues.nll)
+    jax.tree.map(np.testing.assert_array_equal, before, nnx.to_pure_dict(nnx.split(run.model)[1]))
+
+
+def test_a_limit_takes_a_sample(tiny_runs):
+    run = load_run(tiny_runs["causal"])
+    graph, state = nnx.split(run.model)
+    dataset = ProteinDataset.open(run.dataset)
+    step = make_evaluation_step(run.config, graph)
+    seen = []
+    result = evaluate_split(run.config, dataset, "train", step, state, limit=5, progress=seen.append)
+    assert result.num_rows == 5
+    assert sum(seen) == 5
+
+
+def test_an_empty_split_has_no_row(tiny_runs, dataset_without_ood, capsys):
+    run = load_run(tiny_runs["causal"])
+    dataset = ProteinDataset.open(dataset_without_ood)
+    scores = evaluate(run, dataset, ["test", "ood"])
+    assert {s.split for s in scores} == {"test"}
+    assert "ood" in capsys.readouterr().err
+    with pytest.raises(InputError, match="no split 'tset'"):
+        evaluate(run, dataset, ["tset"])
+
+
+def test_the_command_writes_tables_that_say_what_they_are(tiny_runs, capsys):
+    evaluate_command([tiny_runs["causal"], tiny_runs["masked"]], ("test", "ood"), None, None)
+    text = capsys.readouterr().out
+    for word in ("uniform guess", "empirical baseline", "causal", "masked", "residues+eos", "bits/residue", "ood"):
+        assert word in text
+    table = pd.read_csv(tiny_runs["causal"] / "evaluation.csv")
+    assert list(table.split) == ["test"] * 4 + ["ood"] * 4
+    saved = json.loads((tiny_runs["causal"] / "evaluation.json").read_text())
+    assert saved["step"] == load_run(tiny_runs["causal"]).step
+    assert saved["scores"][2]["perplexity"] == pytest.approx(table.perplexity[2])
+
+
+def test_numbers_that_are_not_numbers_are_null(tmp_path, tiny_runs):
+    run = load_run(tiny_runs["causal"])
+    one = evaluate(run, ProteinDataset.open(run.dataset), ["ood"])[0]
+    write_scores([dataclasses.replace(one, perplexity=math.nan)], tmp_path, {})
+    assert json.loads((tmp_path / "evaluation.json").read_text())["scores"][0]["perplexity"] is None

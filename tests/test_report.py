@@ -1,0 +1,71 @@
+import json
+
+import pytest
+
+from proteinlm.errors import InputError
+from proteinlm.evaluate import evaluate_command
+from proteinlm.report import RunFiles, find_runs, markdown_table, plot_curves, what_the_scores_say, write_report
+
+
+def scores(test, ood, half_width=0.1, baseline=18.0):
+    rows = []
+    for split, perplexity in (("test", test), ("ood", ood)):
+        for model, value in (("empirical baseline", baseline), ("run", perplexity)):
+            rows.append(
+                {
+                    "split": split, "model": model, "tokens": "residues", "accuracy": 0.1, "perplexity": value,
+                    "perplexity_low": value - half_width, "perplexity_high": value + half_width,
+                }
+            )  # fmt: skip
+    return rows
+
+
+def said(tmp_path, rows):
+    return what_the_scores_say(RunFiles(tmp_path / "run", None, tmp_path, [], rows))
+
+
+def test_sentences_follow_from_the_numbers(tmp_path):
+    below, _, verdict = said(tmp_path, scores(9.0, 12.0))
+    assert "50 % below the baseline's 18.00" in below
+    assert "worse than test, beyond both intervals" in verdict
+    above, _, verdict = said(tmp_path, scores(19.8, 20.0, half_width=1.0))
+    assert "10 % above" in above
+    assert "overlap" in verdict
+    assert "is not worse than test" in said(tmp_path, scores(12.0, 11.0))[-1]
+    assert said(tmp_path, []) == []
+
+
+def test_a_page_with_everything(tiny_runs):
+    folder = tiny_runs["causal"].parent
+    evaluate_command([tiny_runs["causal"]], ("test", "ood"), None, None)
+    page = write_report(folder).read_text()
+    for word in ("# Report", "| causal | causal | generalized (relu)", "## Data", "| train |", "curves.png", "tokens/s",
+                 "empirical baseline", "causal on test: perplexity"):  # fmt: skip
+        assert word in page, word
+    assert (folder / "curves.png").stat().st_size > 10_000
+    assert (folder / "curves.pdf").read_bytes().startswith(b"%PDF")
+    assert [run.name for run in find_runs(folder)] == ["causal", "concat", "masked"]
+    assert [run.name for run in find_runs(folder / "masked")] == ["masked"]
+
+
+def test_curves_show_train_dashed_and_valid_solid(tiny_runs):
+    figure = plot_curves(find_runs(tiny_runs["causal"]))
+    for axes in figure.axes:
+        train, valid = axes.get_lines()
+        assert (train.get_linestyle(), valid.get_linestyle()) == ("--", "-")
+        assert train.get_color() == valid.get_color()
+        assert axes.get_xlabel() == "Optimizer step"
+    rows = [json.loads(line) for line in (tiny_runs["causal"] / "metrics.jsonl").read_text().splitlines()]
+    expected = [r["perplexity"] for r in rows if r["kind"] == "valid"]
+    assert list(figure.axes[0].get_lines()[1].get_ydata()) == expected
+
+
+def test_a_folder_without_runs_is_said(tmp_path):
+    with pytest.raises(InputError, match="holds no training run"):
+        write_report(tmp_path)
+
+
+def test_markdown():
+    assert (
+        markdown_table(["a", "b"], [("x", 1234), ("y", 2.5)]) == "| a | b |\n|---|---|\n| x | 1,234 |\n| y | 2.50 |\n"
+    )

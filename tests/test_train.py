@@ -1,0 +1,239 @@
+"""A run that died goes on to the same losses: the promise that everything else in train.py serves."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from proteinlm.checkpoint import Checkpoints, load_run
+from proteinlm.config import (
+    VOCAB_SIZE,
+    BatchesConfig,
+    Config,
+    FavorConfig,
+    GeneralizedConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+)
+from proteinlm.errors import InputError
+from proteinlm.logs import read_metrics
+from proteinlm.train import Interrupted, Trainer, count_parameters, describe_plan, plan, train
+
+BATCH = 4
+
+
+def config(kind="causal", form="single", **fields):
+    model = ModelConfig(
+        vocab_size=VOCAB_SIZE,
+        num_layers=2,
+        num_heads=2,
+        embed_dim=16,
+        mlp_dim=32,
+        max_length=48,
+        dropout=0.1,
+        attention=FavorConfig(num_features=8),
+    )
+    return Config(
+        model=model,
+        objective=ObjectiveConfig(kind=kind),
+        optimizer=OptimizerConfig(learning_rate=3e-3, schedule="cosine", warmup_steps=3),
+        batches=BatchesConfig(form=form, length=48, batch_size=BATCH, buckets=(24, 48) if form == "single" else ()),
+        **{
+            "num_steps": 20, "eval_every": 8, "eval_examples": 4, "checkpoint_every": 10, "log_every": 1,
+            "redraw_every": 4, **fields,
+        },
+    )  # fmt: skip
+
+
+def losses(run):
+    return {r["step"]: (r["loss"], r["accuracy"], r["tokens"]) for r in read_metrics(run) if r["kind"] == "train"}
+
+
+def same_state(a, b):
+    left, right = (nnx.to_pure_dict(nnx.split(load_run(run).model)[1]) for run in (a, b))
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+# Trains in a process of its own and kills it, without warning, in the middle of step 13.
+KILLED = """
+    import os, signal, sys
+    from proteinlm import train as module
+    from proteinlm.config import Config
+    write = module.MetricsLog.write
+    def write_or_die(self, kind, step, **values):
+        if step == 13:
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(self, kind, step, **values)
+    module.MetricsLog.write = write_or_die
+    module.train(Config.from_json(open(sys.argv[1]).read()), sys.argv[2], sys.argv[3])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "form"), [("causal", "single"), ("masked", "single"), ("causal", "concat"), ("masked", "concat")]
+)
+@pytest.mark.parametrize("where", ["middle of an epoch", "end of an epoch"])
+def test_killed_and_resumed_equals_never_stopped(tmp_path, make_dataset, kind, form, where):
+    # At step 10 the checkpoint stands at the end of an epoch of 10 batches, or inside one of 7 or so.
+    dataset = make_dataset(form=form, batches=10 if where == "end of an epoch" else 7, batch_size=BATCH, length=48)
+    experiment = config(kind, form)
+    train(experiment, dataset, tmp_path / "whole")
+
+    saved = tmp_path / "config.json"
+    saved.write_text(experiment.to_json())
+    died = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(KILLED), saved, dataset, tmp_path / "killed"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    assert Checkpoints(tmp_path / "killed", read_only=True).steps() == [10]
+    train(experiment, dataset, tmp_path / "killed")
+
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+    assert sorted(losses(tmp_path / "whole")) == list(range(1, 21))
+    valid = [[(r["step"], r["loss"]) for r in read_metrics(tmp_path / run) if r["kind"] == "valid"]
+             for run in ("whole", "killed")]  # fmt: skip
+    assert valid[0] == valid[1]
+    assert [step for step, _ in valid[0]] == [8, 16, 20]
+    same_state(tmp_path / "whole", tmp_path / "killed")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_leaves(tmp_path, make_dataset, number):
+    dataset = make_dataset(form="single", batches=7, batch_size=BATCH, length=48)
+    experiment = config(num_steps=100_000, checkpoint_every=100_000, eval_every=0)
+    run = tmp_path / "run"
+
+    def interrupt():
+        for _ in range(2000):
+            if (run / "metrics.jsonl").is_file() and len(read_metrics(run)) >= 3:
+                os.kill(os.getpid(), number)
+                return
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    with pytest.raises(Interrupted) as stopped:
+        train(experiment, dataset, run)
+    thread.join()
+    step = stopped.value.step
+    assert stopped.value.signal_number == number
+    assert Checkpoints(run, read_only=True).steps() == [step]
+    assert max(losses(run)) == step
+    assert signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL)
+    shorter = dataclasses.replace(experiment, optimizer=dataclasses.replace(experiment.optimizer, schedule="constant"))
+    with pytest.raises(InputError, match="schedule is cosine there, constant here"):
+        train(shorter, dataset, run)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, make_dataset):
+    """A finished short run, and its dataset."""
+    run = tmp_path_factory.mktemp("finished") / "run"
+    dataset = make_dataset(form="single", batches=7, batch_size=BATCH, length=48)
+    train(config(num_steps=4), dataset, run)
+    return run, dataset
+
+
+def test_a_finished_run_is_left_as_it_is(finished):
+    run, dataset = finished
+    before = (run / "metrics.jsonl").read_bytes()
+    assert train(config(num_steps=4), dataset, run).step == 4
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_another_config_or_dataset_is_refused(finished, make_dataset, tmp_path):
+    run, dataset = finished
+    with pytest.raises(InputError, match="num_steps is 4 there, 5 here"):
+        train(config(num_steps=5), dataset, run)
+    with pytest.raises(InputError, match="objective.kind is causal there, masked here"):
+        train(config("masked", num_steps=4), dataset, run)
+    other = make_dataset(form="single", batches=10, batch_size=BATCH, length=48)
+    with pytest.raises(InputError, match="another dataset"):
+        train(config(num_steps=4), other, run)
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(InputError, match="not empty"):
+        train(config(num_steps=4), dataset, tmp_path)
+
+
+def test_how_often_to_look_may_change(finished):
+    run, dataset = finished
+    assert train(config(num_steps=4, eval_every=2, keep_checkpoints=1), dataset, run).step == 4
+
+
+def test_a_loss_that_is_not_finite_stops_before_it_is_saved(tmp_path, make_dataset, monkeypatch):
+    dataset = make_dataset(form="single", batches=7, batch_size=BATCH, length=48)
+    step = Trainer._step
+
+    def poisoned(self, state, batch):
+        state, metrics = step(self, state, batch)
+        bad = state["step"] >= 5
+        return state, {**metrics, "loss": jax.numpy.where(bad, jax.numpy.nan, metrics["loss"])}
+
+    monkeypatch.setattr(Trainer, "_step", poisoned)
+    with pytest.raises(InputError) as error:
+        train(config(checkpoint_every=2), dataset, tmp_path / "run")
+    for words in ("step 5", "last good checkpoint is of step 4", "learning_rate", "0.003"):
+        assert words in str(error.value)
+    assert Checkpoints(tmp_path / "run", read_only=True).steps() == [2, 4]
+    assert max(losses(tmp_path / "run")) == 4
+
+
+def test_redraw_is_by_step_and_seed_and_leaves_the_parameters(make_dataset):
+    trainer = Trainer(config())
+    first, second = trainer.init(), trainer.init()
+    before = nnx.to_pure_dict(first["model"])
+    parameters = nnx.to_pure_dict(nnx.split_state(first["model"], nnx.Param, ...)[0])
+    one, two = trainer.redraw(first), trainer.redraw(second)
+    jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(one["model"]), nnx.to_pure_dict(two["model"]))
+    kept = nnx.to_pure_dict(nnx.split_state(one["model"], nnx.Param, ...)[0])
+    jax.tree.map(np.testing.assert_array_equal, kept, parameters)
+    projections = nnx.to_pure_dict(nnx.split_state(one["model"], nnx.Param, ...)[1])
+    assert jax.tree.leaves(projections)
+    changed = jax.tree.map(lambda a, b: not np.array_equal(a, b), nnx.to_pure_dict(one["model"]), before)
+    assert sum(jax.tree.leaves(changed)) == len(jax.tree.leaves(projections))
+    later = trainer.redraw({**two, "step": two["step"] + 1})
+    assert not np.array_equal(
+        jax.tree.leaves(nnx.split_state(later["model"], nnx.Param, ...)[1])[0], jax.tree.leaves(projections)[0]
+    )
+
+
+def test_training_memorises(tmp_path, make_dataset):
+    dataset = make_dataset(form="single", batches=2, batch_size=BATCH, length=48)
+    quick = config(num_steps=150, eval_every=0, checkpoint_every=150, log_every=10, redraw_every=0)
+    model = dataclasses.replace(quick.model, dropout=0.0, attention=GeneralizedConfig(num_features=16), embed_dim=32)
+    quick = dataclasses.replace(quick, model=model, optimizer=OptimizerConfig(learning_rate=1e-2))
+    train(quick, dataset, tmp_path / "run")
+    curve = [loss for loss, _, _ in losses(tmp_path / "run").values()]
+    assert curve[0] > 2.5
+    assert curve[-1] < 1.5
+
+
+def test_plan_counts_what_training_makes():
+    small = config()
+    found = plan(small)
+    state = Trainer(small).init()
+    assert found.num_parameters == count_parameters(state["model"])
+    assert found.state_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    assert found.shapes == [(BATCH, 24), (BATCH, 48)]
+    # Longer batches need more room for activations.
+    longer = dataclasses.replace(
+        small,
+        model=dataclasses.replace(small.model, max_length=480),
+        batches=dataclasses.replace(small.batches, length=480, buckets=()),
+    )
+    assert plan(longer).temporary_bytes > 2 * found.temporary_bytes
+    text = describe_plan(small)
+    for words in (f"{found.num_parameters:,}", "4 x 24", "4 x 48", "MiB"):
+        assert words in text
