@@ -83,83 +83,86 @@ class Checkpoints:
             cleanup_tmp_directories=not read_only,
             enable_async_checkpointing=False,
         )
-        self._manager = ocp.CheckpointManager(self._folder, options=options)
+        # The model is an item of its own, so that evaluation need not read the optimizer's moments.
+        handlers = {
+            "model": ocp.StandardCheckpointHandler(),
+            "rest": ocp.StandardCheckpointHandler(),
+            "data": ocp.JsonCheckpointHandler(),
+            "config": ocp.JsonCheckpointHandler(),
+        }
+        self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
 
     def steps(self) -> list[int]:
         """Return the steps that have a whole checkpoint, ascending."""
         return sorted(self._manager.all_steps())
 
-    def save(self, step: int, state: Any, data: dict, config: Config) -> None:
-        """Write one checkpoint and delete those beyond `keep`.
+    def save(self, step: int, state: dict[str, Any], data: dict, config: Config) -> None:
+        """Write one checkpoint and delete those beyond `keep`; a step that has one already is left as it is.
 
         Args:
             step: number of optimizer steps done.
-            state: any tree of arrays.
+            state: trees of arrays by name, "model" among them.
             data: JSON-able position in the data.
             config: written beside the arrays.
         """
         if step in self._manager.all_steps():
             return
+        model, rest = _parts(state)
         self._manager.save(
             step,
             args=ocp.args.Composite(
-                state=ocp.args.StandardSave(named_arrays(state)),
+                model=ocp.args.StandardSave(named_arrays(model)),
+                rest=ocp.args.StandardSave(named_arrays(rest)),
                 data=ocp.args.JsonSave(data),
                 config=ocp.args.JsonSave(json.loads(config.to_json())),
             ),
         )
         self._manager.wait_until_finished()
 
-    def restore(self, step: int, template: Any) -> tuple[Any, dict]:
+    def restore(self, step: int, template: dict[str, Any]) -> tuple[dict[str, Any], dict]:
         """Return (state, data) of a step, the arrays placed as in `template`.
 
         Raises:
             InputError: the checkpoint's arrays are not those of the template.
         """
+        model, rest = (self._read(step, item, part) for item, part in zip(_ITEMS, _parts(template), strict=True))
+        data = self._manager.restore(step, args=ocp.args.Composite(data=ocp.args.JsonRestore()))["data"]
+        return {**model, **rest}, data
+
+    def restore_model(self, step: int, template: Any) -> Any:
+        """Return the model's tree of a step alone; errors as for `restore`."""
+        return self._read(step, "model", {"model": template})["model"]
+
+    def config(self, step: int) -> Config:
+        """Return the config that a step was trained with, read strictly."""
+        saved = self._manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore()))["config"]
+        return Config.from_json(json.dumps(saved), f"checkpoint {self._folder / str(step)}")
+
+    def _read(self, step: int, item: str, template: dict[str, Any]) -> dict[str, Any]:
         source = f"checkpoint {self._folder / str(step)}"
-        found = self._metadata(step)
-        placed = named_arrays(template)
+        metadata: Any = self._manager.item_metadata(step)[item]
+        found = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in metadata.items()}
         # Shapes are compared before anything is read: Orbax would otherwise cut or pad in silence.
         with_named_arrays(template, found, source)
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore({name: _abstract(leaf) for name, leaf in placed.items()}),
-                data=ocp.args.JsonRestore(),
-            ),
-        )
-        return with_named_arrays(template, restored["state"], source), restored["data"]
-
-    def _metadata(self, step: int) -> dict[str, jax.ShapeDtypeStruct]:
-        metadata = self._manager.item_metadata(step)["state"]
-        tree = getattr(metadata, "tree", metadata)
-        return {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in tree.items()}
-
-    def restore_part(self, step: int, part: str, template: Any) -> Any:
-        """Return one branch of the state, such as "model", without reading the rest (the optimizer's moments)."""
-        prefix = f"{part}/"
-        source = f"checkpoint {self._folder / str(step)}"
-        found = {name: leaf for name, leaf in self._metadata(step).items() if name.startswith(prefix)}
-        wanted = {part: template}
-        with_named_arrays(wanted, found, source)
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.PyTreeRestore(
-                    {name: _abstract(leaf) for name, leaf in named_arrays(wanted).items()}, partial_restore=True
-                )
-            ),
-        )
-        return with_named_arrays(wanted, restored["state"], source)[part]
+        wanted = {name: _abstract(leaf) for name, leaf in named_arrays(template).items()}
+        restored = self._manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(wanted)}))
+        return with_named_arrays(template, restored[item], source)
 
     def close(self) -> None:
         """Release the folder."""
         self._manager.close()
 
 
+_ITEMS = ("model", "rest")
+
+
+def _parts(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the model and everything else."""
+    return {"model": state["model"]}, {name: tree for name, tree in state.items() if name != "model"}
+
+
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    sharding = getattr(leaf, "sharding", None)
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
 
 
 @dataclass(frozen=True)
@@ -203,7 +206,7 @@ def load_run(run: str | Path, step: int | None = None) -> Run:
             do not fit the config.
     """
     run = Path(run)
-    config, origin = read_run_files(run)
+    _, origin = read_run_files(run)
     if not (run / CHECKPOINTS).is_dir():
         raise InputError(f"{run} has no checkpoints yet: train first, or name another run.")
     checkpoints = Checkpoints(run, read_only=True)
@@ -214,11 +217,12 @@ def load_run(run: str | Path, step: int | None = None) -> Run:
         if step is not None and step not in steps:
             raise InputError(f"{run} has no checkpoint of step {step}; there are {', '.join(map(str, steps))}.")
         step = steps[-1] if step is None else step
+        config = checkpoints.config(step)
         abstract = nnx.eval_shape(
             lambda: ProteinLM(config.model, causal=config.causal, key=jax.random.key(config.seed))
         )
         graph, state = nnx.split(abstract)
-        model = nnx.merge(graph, checkpoints.restore_part(step, "model", state))
+        model = nnx.merge(graph, checkpoints.restore_model(step, state))
     finally:
         checkpoints.close()
     return Run(run, config, step, model, origin["dataset"], origin["fingerprint"])

@@ -231,14 +231,16 @@ def _figures(run: RunFiles, folder: Path) -> str:
 
 
 def _similarity_sentence(numbers: dict) -> str:
-    p = numbers["p_value"]
+    agreement = numbers["agreement"]
+    p, floor = agreement["pearson_p"], 1 / (agreement["num_permutations"] + 1)
     verdict = "more alike than shuffled labels would be" if p < 0.05 else "not distinguishable from shuffled labels"
+    pairs = ", ".join("({}, {})".format(*row["pair"]) for row in numbers["closest_pairs"][:6])
     return (
-        f"Two amino acids are similar when heads treat them alike. Over {numbers['num_sequences']:,} sequences the "
-        f"correlation with normalised {numbers['blosum']} over the {numbers['num_pairs']} pairs of different residues "
-        f"is {numbers['pearson']:.2f} (Pearson; permutation p = {p:.3g}): {verdict}. Closest pairs: "
-        + ", ".join(f"({a}, {b})" for a, b, *_ in numbers["closest_pairs"][:6])
-        + ".\n"
+        "Two amino acids are similar when the same heads attend to both. Over "
+        f"{numbers['num_sequences']:,} sequences and {numbers['num_heads_used']} heads, the correlation with "
+        f"normalised {numbers['blosum']} over the {agreement['num_pairs']} pairs of different residues is "
+        f"{agreement['pearson']:.2f} (Pearson; permutation p {'at most' if p <= floor else '='} {p:.2g}): {verdict}. "
+        f"With so few heads as in a small model, unrelated residues often look alike too. Closest pairs: {pairs}.\n"
     )
 
 

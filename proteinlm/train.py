@@ -246,7 +246,7 @@ class _Window:
 
     def __init__(self, config: Config, schedule, log: MetricsLog):
         self._config, self._schedule, self._log = config, schedule, log
-        self._steps, self._sums, self._tokens = 0, Sums(), 0
+        self._steps, self._sums, self._tokens, self._rate = 0, Sums(), 0, 0.0
         self.restart()
 
     def restart(self) -> None:
@@ -262,7 +262,9 @@ class _Window:
         self._sums += Sums(float(metrics["nll"]), float(metrics["correct"]), float(metrics["count"]))
         self._tokens += int(metrics["tokens"])
         self._tokens_timed += int(metrics["tokens"])
-        rate = self._tokens_timed / max(time.monotonic() - self._time, 1e-9)
+        seconds = time.monotonic() - self._time
+        # The first step after a restart was already under way: a rate over less than a second would be its ghost.
+        rate = self._tokens_timed / seconds if seconds > 1 or not self._rate else self._rate
         line.update(step, self._sums.loss, self._sums.accuracy, rate)
         if step % self._config.log_every == 0 or step == self._config.num_steps:
             self._log.write(
@@ -278,7 +280,7 @@ class _Window:
                 gradient_norm=float(metrics["gradient_norm"]),
                 tokens_per_second=rate,
             )
-            self._steps, self._sums, self._tokens = 0, Sums(), 0
+            self._steps, self._sums, self._tokens, self._rate = 0, Sums(), 0, rate
             self.restart()
 
 

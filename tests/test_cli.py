@@ -31,7 +31,8 @@ def test_each_command_has_a_page_of_help_with_an_example(command):
 
 def test_help_and_version(capsys):
     assert main([]) == main(["--help"]) == 0
-    assert all(command in capsys.readouterr().out for command in COMMANDS)
+    text = capsys.readouterr().out
+    assert all(command in text for command in COMMANDS)
     assert main(["--version"]) == 0
     assert __version__ in capsys.readouterr().out
 
@@ -157,7 +158,7 @@ def test_a_protein_longer_than_the_positions(tiny_runs, capsys, tmp_path):
     assert main(["analyze", str(tiny_runs["causal"]), "--protein", str(file), "--sequences", "0"]) == 2
     text = capsys.readouterr().err
     assert "500" in text or "501" in text
-    assert "128" in text
+    assert "127" in text
 
 
 def test_a_full_disk_is_one_sentence(capsys, monkeypatch):

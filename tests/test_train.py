@@ -190,23 +190,27 @@ def test_a_loss_that_is_not_finite_stops_before_it_is_saved(tmp_path, make_datas
     assert max(losses(tmp_path / "run")) == 4
 
 
-def test_redraw_is_by_step_and_seed_and_leaves_the_parameters(make_dataset):
+def as_numpy(state):
+    """Parameters and random features as numpy trees (the state itself is given away to each compiled step)."""
+    parameters, others = nnx.split_state(state["model"], nnx.Param, ...)
+    return tuple(jax.tree.map(np.array, nnx.to_pure_dict(part)) for part in (parameters, others))
+
+
+def test_redraw_is_by_step_and_seed_and_leaves_the_parameters():
     trainer = Trainer(config())
-    first, second = trainer.init(), trainer.init()
-    before = nnx.to_pure_dict(first["model"])
-    parameters = nnx.to_pure_dict(nnx.split_state(first["model"], nnx.Param, ...)[0])
-    one, two = trainer.redraw(first), trainer.redraw(second)
-    jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(one["model"]), nnx.to_pure_dict(two["model"]))
-    kept = nnx.to_pure_dict(nnx.split_state(one["model"], nnx.Param, ...)[0])
-    jax.tree.map(np.testing.assert_array_equal, kept, parameters)
-    projections = nnx.to_pure_dict(nnx.split_state(one["model"], nnx.Param, ...)[1])
-    assert jax.tree.leaves(projections)
-    changed = jax.tree.map(lambda a, b: not np.array_equal(a, b), nnx.to_pure_dict(one["model"]), before)
-    assert sum(jax.tree.leaves(changed)) == len(jax.tree.leaves(projections))
-    later = trainer.redraw({**two, "step": two["step"] + 1})
-    assert not np.array_equal(
-        jax.tree.leaves(nnx.split_state(later["model"], nnx.Param, ...)[1])[0], jax.tree.leaves(projections)[0]
-    )
+    first = trainer.init()
+    parameters, features = as_numpy(first)
+    redrawn = trainer.redraw(first)
+    parameters_after, features_after = as_numpy(redrawn)
+    jax.tree.map(np.testing.assert_array_equal, parameters_after, parameters)
+    assert jax.tree.leaves(features_after)
+    for old, new in zip(jax.tree.leaves(features), jax.tree.leaves(features_after), strict=True):
+        assert old.shape == new.shape
+        assert not np.isclose(old, new).any()
+    again = as_numpy(trainer.redraw(trainer.init()))[1]
+    jax.tree.map(np.testing.assert_array_equal, again, features_after)
+    later = as_numpy(trainer.redraw({**redrawn, "step": redrawn["step"] + 1}))[1]
+    assert not np.array_equal(jax.tree.leaves(later)[0], jax.tree.leaves(features_after)[0])
 
 
 def test_training_memorises(tmp_path, make_dataset):

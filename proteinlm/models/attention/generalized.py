@@ -6,7 +6,8 @@ Denominators. Where f is never negative (relu, sigmoid, exp, abs) the denominato
 anything, and kernel_epsilon keeps it so where all features are 0. identity, cos, tanh and gelu can bring it near 0 or
 below, where the paper's training reaches NaN; for these a denominator closer to 0 than `min_denominator` is moved to
 that distance, keeping its sign (0 counts as positive), so values and gradients stay finite and the weights of such a
-row no longer sum to 1. exp is kept in range by the running maximum of linear.py; the others need none.
+row no longer sum to 1. exp is kept in range by the running maximum of linear.py (a row whose
+products all underflow is 0); the others need none.
 """
 
 from collections.abc import Callable
