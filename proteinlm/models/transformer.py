@@ -4,7 +4,7 @@ Axes: B batch, L residues, H heads, D head dim, F embed dim, V vocabulary, N lay
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Integer
 
 from proteinlm.errors import InputError
 from proteinlm.models.attention import Attention, AttentionConfig, FavorConfig
-from proteinlm.models.positions import LearnedPositions, positions_of
+from proteinlm.models.positions import LearnedPositions, initial_embedding, positions_of
 
 PAD = 0
 """Id of the padding token, in every alphabet."""
@@ -73,13 +73,13 @@ class Block(nnx.Module):
         mechanism_key, *keys = jax.random.split(key, 7)
         width, mlp = config.embed_dim, config.mlp_dim
         # The two layers that write into the residual stream start smaller, so that its variance does not grow with N.
-        small = 0.02 / (2 * config.num_layers) ** 0.5
+        small = 1 / (2 * config.num_layers)
         self.attention_norm = _norm(config.embed_dim)
-        self.query, self.key, self.value = (_linear(config, width, width, k, 0.02) for k in keys[:3])
+        self.query, self.key, self.value = (_linear(config, width, width, k) for k in keys[:3])
         self.out = _linear(config, width, width, keys[3], small)
         self.mechanism = config.attention.build(num_heads=config.num_heads, head_dim=config.head_dim, key=mechanism_key)
         self.mlp_norm = _norm(config.embed_dim)
-        self.up = _linear(config, width, mlp, keys[4], 0.02)
+        self.up = _linear(config, width, mlp, keys[4])
         self.down = _linear(config, mlp, width, keys[5], small)
 
     def queries_keys_values(self, x: Array) -> tuple[Array, Array, Array]:
@@ -110,11 +110,11 @@ class ProteinLM(nnx.Module):
         """
         self.config, self.causal = config, causal
         token_key, position_key, head_key, block_key = jax.random.split(key, 4)
-        self.embedding = nnx.Param(0.02 * jax.random.normal(token_key, (config.vocab_size, config.embed_dim)))
+        self.embedding = nnx.Param(initial_embedding(token_key, config.vocab_size, config.embed_dim))
         self.positions = LearnedPositions(config.max_length, config.embed_dim, position_key)
         self.blocks = nnx.vmap(lambda k: Block(config, k))(jax.random.split(block_key, config.num_layers))
         self.norm = _norm(config.embed_dim)
-        self.head = _linear(config, config.embed_dim, config.vocab_size, head_key, 0.02, jnp.float32)
+        self.head = _linear(config, config.embed_dim, config.vocab_size, head_key, dtype=jnp.float32)
 
     def __call__(self, tokens: Integer[Array, "B L"], *, dropout_key: jax.Array | None = None) -> Float[Array, "B L V"]:
         """Return logits, float32.
@@ -209,8 +209,11 @@ def _norm(width: int) -> nnx.LayerNorm:
     return nnx.LayerNorm(width, dtype=jnp.float32, use_fast_variance=False, rngs=nnx.Rngs(0))
 
 
-def _linear(config: ModelConfig, inputs: int, outputs: int, key: jax.Array, scale: float, dtype=None) -> nnx.Linear:
+def _linear(
+    config: ModelConfig, inputs: int, outputs: int, key: jax.Array, gain: float = 1.0, dtype: Any = None
+) -> nnx.Linear:
+    """Return a linear layer with kernels N(0, gain / inputs) and biases 0."""
     return nnx.Linear(
-        inputs, outputs, dtype=dtype or jnp.dtype(config.dtype), kernel_init=nnx.initializers.normal(scale),
-        rngs=nnx.Rngs(params=key),
+        inputs, outputs, dtype=dtype or jnp.dtype(config.dtype),
+        kernel_init=nnx.initializers.variance_scaling(gain, "fan_in", "normal"), rngs=nnx.Rngs(params=key),
     )  # fmt: skip
