@@ -128,7 +128,8 @@ def test_scan_equals_a_loop_over_layers():
 def test_padding_and_batch_mates_leave_logits(name, causal, dtype):
     """More padding, padding on the left, other rows: float32 logits stay within 2e-5, bfloat16 within 2 %.
 
-    Both relative to the largest, or to 1. What is left is rounding: padding moves residues to other chunks, so sums are taken in another order.
+    Both relative to the largest logit, or to 1. What is left is rounding: padding moves residues to other chunks, so
+    sums are taken in another order.
     """
     model = loud(build(causal=causal, attention=MECHANISMS[name], dtype=dtype))
     tokens = some_tokens(1, 9)
