@@ -308,11 +308,6 @@ def test_small_integers_do_not_overflow():
     np.testing.assert_array_equal(logits(model, tokens.astype(jnp.uint8)), logits(model, tokens))
 
 
-def test_positions_do_not_move_with_padding():
-    mask = jnp.array([[True, True, True, False, False], [False, False, True, True, True]])
-    np.testing.assert_array_equal(positions_of(mask), [[0, 1, 2, 2, 2], [0, 0, 0, 1, 2]])
-
-
 def test_too_long_an_input_is_refused_with_the_limit():
     model = build()
     with pytest.raises(ValueError, match=r"33.*max_length of 32"):
