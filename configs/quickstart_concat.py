@@ -22,7 +22,7 @@ def get_config() -> Config:
             mlp_dim=512,
             max_length=1024,
             dropout=0.0,
-            attention=GeneralizedConfig(num_features=64),
+            attention=GeneralizedConfig(num_features=64, chunk_size=64),
         ),
         objective=ObjectiveConfig(kind="causal"),
         optimizer=OptimizerConfig(learning_rate=4e-3, schedule="cosine", warmup_steps=10),
