@@ -26,7 +26,7 @@ def get_config() -> Config:
         ),
         objective=ObjectiveConfig(kind="causal"),
         optimizer=OptimizerConfig(learning_rate=4e-3, schedule="cosine", warmup_steps=50),
-        batches=BatchesConfig(form="single", length=256, batch_size=32, buckets=(128, 256)),
+        batches=BatchesConfig(form="single", length=256, batch_size=32),
         num_steps=300,
         eval_every=75,
         eval_examples=256,

@@ -18,8 +18,9 @@ from proteinlm.errors import InputError
 Batch: TypeAlias = dict[str, np.ndarray]
 """tokens uint8 [b, l], right padded with 0; keys uint32 [b, 2]; in evaluation rows int32 [b], -1: filler."""
 
-# Sequences of like length share a batch. They are sorted inside pools of this many batches, not over the
-# whole epoch: padding is nearly as low, and what meets what in a batch still changes from epoch to epoch.
+# Sequences of one padded length share a batch. They are brought together inside pools of this many batches, not over
+# the whole epoch, and stay shuffled among themselves: sorted by length, a batch would be full of one family's proteins,
+# which are alike in length, and its gradient that much poorer.
 POOL = 64
 
 
@@ -85,7 +86,8 @@ class Singles:
         if len(self._padded) > 1:  # With one padded length there is nothing to win, and any two may meet.
             for start in range(0, len(table), POOL):
                 pool = table[start : start + POOL].reshape(-1)
-                pool = pool[np.argsort(self._tokens[pool], kind="stable")].reshape(-1, size)
+                bucket = np.searchsorted(self._padded, self._tokens[pool])
+                pool = pool[np.argsort(bucket, kind="stable")].reshape(-1, size)
                 table[start : start + POOL] = pool[generator.permutation(len(pool))]
         return Plan(table, self._read)
 
