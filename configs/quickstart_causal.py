@@ -1,4 +1,4 @@
-"""A small causal Performer-ReLU that learns something from the packaged sample in three minutes on two cores."""
+"""A small causal Performer-ReLU that learns from the packaged sample in two minutes on two cores."""
 
 from proteinlm.config import (
     VOCAB_SIZE,
@@ -27,9 +27,9 @@ def get_config() -> Config:
         objective=ObjectiveConfig(kind="causal"),
         optimizer=OptimizerConfig(learning_rate=4e-3, schedule="cosine", warmup_steps=50),
         batches=BatchesConfig(form="single", length=256, batch_size=32),
-        num_steps=300,
-        eval_every=75,
+        num_steps=220,
+        eval_every=55,
         eval_examples=256,
-        checkpoint_every=150,
+        checkpoint_every=110,
         log_every=10,
     )

@@ -27,9 +27,9 @@ def get_config() -> Config:
         objective=ObjectiveConfig(kind="masked"),
         optimizer=OptimizerConfig(learning_rate=4e-3, schedule="cosine", warmup_steps=50),
         batches=BatchesConfig(form="single", length=256, batch_size=32),
-        num_steps=160,
-        eval_every=40,
+        num_steps=100,
+        eval_every=25,
         eval_examples=256,
-        checkpoint_every=80,
+        checkpoint_every=50,
         log_every=10,
     )
