@@ -2,14 +2,15 @@ import json
 
 import pytest
 
+from proteinlm.config import Config
 from proteinlm.errors import InputError
 from proteinlm.evaluate import evaluate_command
 from proteinlm.report import RunFiles, find_runs, markdown_table, plot_curves, what_the_scores_say, write_report
 
 
-def scores(test, ood, half_width=0.1, baseline=18.0):
+def scores(test, ood, half_width=0.1, baselines=(18.0, 18.0)):
     rows = []
-    for split, perplexity in (("test", test), ("ood", ood)):
+    for split, perplexity, baseline in (("test", test, baselines[0]), ("ood", ood, baselines[1])):
         for model, value in (("empirical baseline", baseline), ("run", perplexity)):
             rows.append(
                 {
@@ -21,17 +22,19 @@ def scores(test, ood, half_width=0.1, baseline=18.0):
 
 
 def said(tmp_path, rows):
-    return what_the_scores_say(RunFiles(tmp_path / "run", None, tmp_path, [], rows))
+    return what_the_scores_say(RunFiles(tmp_path / "run", Config(), tmp_path, [], rows))
 
 
 def test_sentences_follow_from_the_numbers(tmp_path):
     below, _, verdict = said(tmp_path, scores(9.0, 12.0))
-    assert "50 % below the baseline's 18.00" in below
-    assert "worse than test, beyond both intervals" in verdict
+    assert "50.0 % below the baseline's 18.00" in below
+    assert "12.00 on ood is worse than 9.00 on test, beyond both intervals and by more than" in verdict
     above, _, verdict = said(tmp_path, scores(19.8, 20.0, half_width=1.0))
-    assert "10 % above" in above
+    assert "10.0 % above" in above
     assert "overlap" in verdict
-    assert "is not worse than test" in said(tmp_path, scores(12.0, 11.0))[-1]
+    assert "is not worse than 12.00 on test" in said(tmp_path, scores(12.0, 11.0))[-1]
+    # The baseline finds this ood just as much harder: nothing follows for families.
+    assert "no more so than for the baseline" in said(tmp_path, scores(17.5, 18.5, baselines=(17.6, 18.6)))[-1]
     assert said(tmp_path, []) == []
 
 
