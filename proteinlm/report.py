@@ -173,8 +173,8 @@ def _scores(runs: Sequence[RunFiles]) -> str:
         "## Scores\n\nPerplexity is exp of the mean negative log-likelihood per counted token: the number of residues "
         "that the model hesitates between. The baseline always says the residue frequencies of train; it and the "
         "uniform guess are scored on the same tokens as the model. Intervals are 95 % by bootstrap over sequences "
-        "(windows, for concatenated runs). A masked model is scored on the residues that its masks select, and sees some "
-        "of them as they are (a tenth, as in BERT), which lifts its numbers above a causal model's baseline.\n\n"
+        "(windows, for concatenated runs). A masked model is scored on the residues that its masks select; it sees "
+        "some of them as they are (one in ten, as in BERT), and copying these already gains something.\n\n"
     )
     sentences = [sentence for run in runs for sentence in what_the_scores_say(run)]
     return text + markdown_table(columns, body) + "\n" + "\n".join(f"- {s}" for s in sentences) + "\n"
