@@ -5,7 +5,10 @@ data and the config. Random keys need no room: each is a pure function of (confi
 their path's name, so a checkpoint can be read without any class of this package.
 """
 
+import contextlib
 import json
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,7 +93,8 @@ class Checkpoints:
             "data": ocp.JsonCheckpointHandler(),
             "config": ocp.JsonCheckpointHandler(),
         }
-        self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
+        with _full_disk_is_said(f"folder {self._folder}", []):
+            self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
 
     def steps(self) -> list[int]:
         """Return the steps that have a whole checkpoint, ascending."""
@@ -108,16 +112,16 @@ class Checkpoints:
         if step in self._manager.all_steps():
             return
         model, rest = _parts(state)
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                model=ocp.args.StandardSave(named_arrays(model)),
-                rest=ocp.args.StandardSave(named_arrays(rest)),
-                data=ocp.args.JsonSave(data),
-                config=ocp.args.JsonSave(json.loads(config.to_json())),
-            ),
+        items = ocp.args.Composite(
+            model=ocp.args.StandardSave(named_arrays(model)),
+            rest=ocp.args.StandardSave(named_arrays(rest)),
+            data=ocp.args.JsonSave(data),
+            config=ocp.args.JsonSave(json.loads(config.to_json())),
         )
-        self._manager.wait_until_finished()
+        whole = self.steps()
+        with _full_disk_is_said(f"checkpoint of step {step} in {self._folder}", whole):
+            self._manager.save(step, args=items)
+            self._manager.wait_until_finished()
 
     def restore(self, step: int, template: dict[str, Any]) -> tuple[dict[str, Any], dict]:
         """Return (state, data) of a step, the arrays placed as in `template`.
@@ -153,6 +157,25 @@ class Checkpoints:
         self._manager.close()
 
 
+@contextlib.contextmanager
+def _full_disk_is_said(what: str, whole: list[int]) -> Iterator[None]:
+    """Turn the many errors of a full disk (TensorStore's are ValueErrors, with pages of traceback logged) into one."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    except Exception as error:
+        text = f"{error}"
+        if not any(word in text for word in ("No space left", "RESOURCE_EXHAUSTED", "Disk quota exceeded")):
+            raise
+        kept = f"the newest whole one is of step {whole[-1]}" if whole else "there is none before it"
+        raise InputError(
+            f"the disk is full: {what} could not be written; {kept}. Make room, then the same command resumes."
+        ) from error
+    finally:
+        logging.disable(before)
+
+
 _ITEMS = ("model", "rest")
 
 
@@ -176,6 +199,11 @@ class Run:
     dataset: str
     dataset_fingerprint: str
 
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.resolve().name
+
 
 def write_run_files(run: Path, config: Config, dataset: Path, fingerprint: str) -> None:
     """Write RUN/config.json and RUN/run.json (the dataset's folder and fingerprint)."""
@@ -195,7 +223,11 @@ def read_run_files(run: Path) -> tuple[Config, dict[str, str]]:
         if not (run / name).is_file():
             raise InputError(f"{run} has no {name}: it is not the folder of a training run.")
     config = Config.from_json((run / CONFIG_FILE).read_text(encoding="utf-8"), str(run / CONFIG_FILE))
-    return config, json.loads((run / RUN_FILE).read_text(encoding="utf-8"))
+    try:
+        origin = json.loads((run / RUN_FILE).read_text(encoding="utf-8"))
+        return config, {name: origin[name] for name in ("dataset", "fingerprint")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{run / RUN_FILE} is damaged ({error!r}): write it anew by resuming the training.") from error
 
 
 def load_run(run: str | Path, step: int | None = None) -> Run:

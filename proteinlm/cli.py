@@ -4,6 +4,7 @@ Everything heavy is imported inside a command, so that --help answers at once.
 """
 
 import errno
+import logging
 import os
 import signal
 import sys
@@ -192,6 +193,8 @@ def _analyze(arguments: Sequence[str]) -> None:
     from proteinlm.checkpoint import load_run
     from proteinlm.data.dataset import ProteinDataset
 
+    if given.sequences < 0:
+        raise InputError(f"--sequences is {given.sequences}; it cannot be below 0.")
     run = load_run(given.run, given.step)
     output = given.output or given.run / "analysis"
     dataset = ProteinDataset.open(given.dataset or run.dataset) if _needs_dataset(given) else None
@@ -210,12 +213,12 @@ def _needs_dataset(given: Analyze) -> bool:
 def _protein(wanted: str, dataset: "ProteinDataset | None") -> tuple[str, bytes]:
     """Return the name and the letters of the paper's protein, of a FASTA file's first record, or of an accession."""
     from proteinlm.analysis.proteins import BPT1_BOVIN
-    from proteinlm.data.uniprot import read_records
+    from proteinlm.data.uniprot import first_record
 
     if wanted == "BPT1_BOVIN":
         return "BPT1_BOVIN (P00974)", BPT1_BOVIN
     if Path(wanted).is_file():
-        record = next(iter(read_records(Path(wanted))))
+        record = first_record(Path(wanted))
         return record.accession, record.sequence
     if dataset is None or (found := dataset.find(wanted)) is None:
         where = dataset.path if dataset else "a dataset"
@@ -227,7 +230,9 @@ def _sequences(dataset: "ProteinDataset", split: str, number: int, max_length: i
     """Return the first sequences of a split that fit the model whole, in the dataset's order (that of the digests)."""
     import numpy as np
 
-    if not dataset.counts.get(split):
+    if split not in dataset.counts:
+        raise InputError(f"there is no split {split!r}; there are {', '.join(dataset.counts)}.")
+    if not dataset.counts[split]:
         raise InputError(f"the split {split!r} of {dataset.path} is empty: name another one with --split.")
     # One place is left for the special token that stands beside the residues.
     fitting = np.flatnonzero(dataset.lengths(split) < max_length)[:number]
@@ -256,6 +261,12 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
 }
 
 
+# What a disk or a path can do to any command; other errors of the system are ours to explain, with a traceback.
+_ERRORS_OF_PATHS = (
+    errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
+)  # fmt: skip
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return 0, or 2 after one clear sentence for what the user can mend."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -274,6 +285,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     # A machine with libtpu and no TPU would print warnings at every start.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    # Orbax warns of every checkpoint that it opens to read only.
+    logging.getLogger("absl").setLevel(logging.ERROR)
     try:
         COMMANDS[arguments[0]](arguments[1:])
     except InputError as error:
@@ -286,7 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"proteinlm {arguments[0]}: interrupted.", file=sys.stderr)
         return 128 + signal.SIGINT
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
+        if error.errno not in _ERRORS_OF_PATHS:
             raise
         print(f"proteinlm {arguments[0]}: {error.strerror}: {error.filename or 'while writing'}.", file=sys.stderr)
         return 2

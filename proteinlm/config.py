@@ -8,6 +8,8 @@ import dataclasses
 import difflib
 import importlib.util
 import json
+import math
+import re
 import types
 import typing
 from dataclasses import dataclass, field
@@ -86,10 +88,14 @@ class OptimizerConfig:
     clip: float = 0.5
 
     def __post_init__(self):
-        if self.learning_rate <= 0:
-            raise InputError(f"optimizer.learning_rate is {self.learning_rate}; it must be above 0.")
+        for name in ("learning_rate", "eps"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(f"optimizer.{name} is {getattr(self, name)}; it must be above 0.")
+        for name in ("b1", "b2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"optimizer.{name} is {getattr(self, name)}; it must be at least 0 and below 1.")
         for name in ("warmup_steps", "weight_decay", "clip", "final_fraction"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise InputError(f"optimizer.{name} is {getattr(self, name)}; it cannot be below 0.")
 
 
@@ -133,7 +139,7 @@ class Config:
         for name in ("num_steps", "checkpoint_every", "keep_checkpoints", "log_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("eval_every", "eval_examples", "redraw_every"):
+        for name in ("eval_every", "eval_examples", "redraw_every", "seed"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}; it cannot be below 0.")
 
@@ -233,6 +239,16 @@ def named_configs() -> list[str]:
     return sorted({file.stem for folder in _config_folders() for file in folder.glob("[!_]*.py")})
 
 
+def _nearest_field(message: str, module: Any) -> str:
+    """Return a hint for Python's sentence about a misspelt field of a dataclass."""
+    found = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", message)
+    kind = getattr(module, found[1], None) if found else None
+    if not found or not dataclasses.is_dataclass(kind):
+        return ""
+    close = difflib.get_close_matches(found[2], [f.name for f in dataclasses.fields(kind)], 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
 def load_config(name: str) -> Config:
     """Return the experiment of a file (.py with `get_config()`, or .json), or of a name such as "quickstart_causal".
 
@@ -261,8 +277,7 @@ def load_config(name: str) -> Config:
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except TypeError as error:
-        # A misspelt field of a dataclass arrives here; Python's own sentence names it.
-        raise InputError(f"{path}: {error}") from error
+        raise InputError(f"{path}: {error}{_nearest_field(str(error), module)}") from error
     except (AttributeError, SyntaxError, ImportError, NameError) as error:
         raise InputError(f"{path} cannot be read as a config with get_config(): {error}") from error
     if not isinstance(config, Config):

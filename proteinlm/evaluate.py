@@ -1,13 +1,13 @@
 """Evaluation: full splits, remainder kept, one row a split, beside the empirical baseline and the uniform guess.
 
-Every number says its split, its objective, which tokens count and how many. All models and baselines of one table are
-scored on the very same tokens: for a masked model these are the residues that its masks select.
+Every number says its run, split, objective, which tokens count and how many. The baselines are scored on the very same
+tokens as the run beside them: its crop, and for a masked model the residues that its masks select.
 """
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +164,7 @@ def evaluate(
     graph, state = nnx.split(run.model)
     step = make_evaluation_step(run.config, graph)
     baseline = EmpiricalBaseline.fit(dataset.residue_counts("train"))
-    objective, name = run.config.objective.kind, run.folder.name
+    objective, name = run.config.objective.kind, run.name
     scores = []
     for split in splits:
         if not dataset.counts[split]:
@@ -186,31 +186,37 @@ def evaluate(
     return scores
 
 
-def scores_table(scores: Sequence[Score], title: str) -> Table:
-    """Return the scores as a table for the terminal."""
+def scores_table(scores: Mapping[str, Sequence[Score]], title: str) -> Table:
+    """Return the scores as a table for the terminal.
+
+    Args:
+        scores: by run, as "name (single, first 1024 tokens)".
+        title: of the table.
+    """
     table = Table(title=title, title_justify="left")
-    headings = (
-        "accuracy %", "95 % interval", "perplexity", "95 % interval", "bits/residue", "tokens", "sequences",
-    )  # fmt: skip
-    for heading in ("split", "objective", "model", "counted"):
+    headings = ("accuracy %", "95 % interval", "perplexity", "95 % interval", "bits/token", "tokens", "rows")
+    for heading in ("run", "split", "objective", "model", "counted"):
         table.add_column(heading)
     for heading in headings:
         table.add_column(heading, justify="right")
-    for s in scores:
-        table.add_row(
-            s.split, s.objective, s.model, s.tokens, f"{100 * s.accuracy:.2f}",
-            f"{100 * s.accuracy_low:.2f} to {100 * s.accuracy_high:.2f}", f"{s.perplexity:.2f}",
-            f"{s.perplexity_low:.2f} to {s.perplexity_high:.2f}", f"{s.bits_per_residue:.3f}", f"{s.num_tokens:,}",
-            f"{s.num_sequences:,}",
-        )  # fmt: skip
+    for run, rows in scores.items():
+        for s in rows:
+            table.add_row(
+                run, s.split, s.objective, s.model, s.tokens, f"{100 * s.accuracy:.2f}",
+                f"{100 * s.accuracy_low:.2f} to {100 * s.accuracy_high:.2f}", f"{s.perplexity:.2f}",
+                f"{s.perplexity_low:.2f} to {s.perplexity_high:.2f}", f"{s.bits_per_residue:.3f}", f"{s.num_tokens:,}",
+                f"{s.num_sequences:,}",
+            )  # fmt: skip
+        table.add_section()
     return table
 
 
-def write_scores(scores: Sequence[Score], folder: Path, about: dict) -> None:
-    """Write evaluation.csv (one row a score) and evaluation.json (the same, with `about`: run, step, dataset)."""
+def write_scores(scores: Sequence[Score], folder: Path, about: dict[str, str | int]) -> None:
+    """Write evaluation.csv (one row a score) and evaluation.json, both with `about`: run, step, dataset, rows."""
     rows = [asdict(s) for s in scores]
+    columns = [*about, *(field.name for field in fields(Score))]
     with whole_file(folder / "evaluation.csv") as handle:
-        pd.DataFrame(rows).to_csv(handle, index=False)
+        pd.DataFrame([{**about, **row} for row in rows], columns=pd.Index(columns)).to_csv(handle, index=False)
     with whole_file(folder / "evaluation.json") as handle:
         clean = [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in r.items()} for r in rows]
         handle.write(json.dumps({**about, "scores": clean}, indent=2) + "\n")
@@ -227,12 +233,17 @@ def evaluate_command(runs: Sequence[Path], splits: Sequence[str], dataset: Path 
     """
     if not runs:
         raise InputError("name at least one run: proteinlm evaluate RUN...")
-    scores: list[Score] = []
+    scores: dict[str, list[Score]] = {}
     for folder in runs:
         run = load_run(folder, step)
         data = ProteinDataset.open(dataset or run.dataset)
         found = evaluate(run, data, splits)
-        about = {"run": run.folder.name, "step": run.step, "dataset": str(data.path), "fingerprint": data.fingerprint}
+        batches = run.config.batches
+        rows = f"first {batches.length} tokens" if batches.form == "single" else f"windows of {batches.length} tokens"
+        about = {
+            "run": run.name, "step": run.step, "dataset": str(data.path), "fingerprint": data.fingerprint, "rows": rows,
+        }  # fmt: skip
         write_scores(found, folder, about)
-        scores += found
-    print_table(scores_table(scores, "Accuracy and perplexity per split; intervals by bootstrap over sequences"))
+        scores[f"{run.name} ({rows})"] = found
+    title = "Accuracy and perplexity per split; a row is a sequence or a window; intervals by bootstrap over rows"
+    print_table(scores_table(scores, title))

@@ -99,7 +99,9 @@ class ProgressLine:
 
     def update(self, step: int, loss: float, accuracy: float, tokens_per_second: float) -> None:
         """Show the newest numbers."""
-        numbers = f"loss {loss:.3f}  accuracy {100 * accuracy:.1f} %  {tokens_per_second:,.0f} tokens/s"
+        numbers = f"loss {loss:.3f}  accuracy {100 * accuracy:.1f} %"
+        if not math.isnan(tokens_per_second):
+            numbers += f"  {tokens_per_second:,.0f} tokens/s"
         self._progress.update(self._task, completed=step, numbers=numbers)
         now = time.monotonic()
         if not console.is_terminal and (now - self._last_plain > self.PLAIN_EVERY_SECONDS or step == self._total):

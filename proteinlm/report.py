@@ -31,12 +31,22 @@ class RunFiles:
     config: Config
     dataset: Path
     metrics: list[dict]
-    scores: list[dict]
+    evaluation: dict
 
     @property
     def name(self) -> str:
         """The folder's name."""
-        return self.folder.name
+        return self.folder.resolve().name
+
+    @property
+    def scores(self) -> list[dict]:
+        """Rows of evaluation.json; none if the run was not evaluated."""
+        return self.evaluation.get("scores", [])
+
+    @property
+    def last_step(self) -> int:
+        """The newest step in the log."""
+        return max((row["step"] for row in self.metrics), default=0)
 
     def score(self, split: str, model: str) -> dict | None:
         """Return the residue score of a split for a model ("empirical baseline" or the run's name)."""
@@ -58,11 +68,18 @@ def find_runs(folder: Path) -> list[RunFiles]:
         run = place if place.is_dir() else place.parent
         config, origin = read_run_files(run)
         evaluation = run / "evaluation.json"
-        scores = json.loads(evaluation.read_text(encoding="utf-8"))["scores"] if evaluation.is_file() else []
-        runs.append(RunFiles(run, config, Path(origin["dataset"]), read_metrics(run), scores))
+        saved = _read_json(evaluation) if evaluation.is_file() else {}
+        runs.append(RunFiles(run, config, Path(origin["dataset"]), read_metrics(run), saved))
     if not runs:
         raise InputError(f"{folder} holds no training run: give the folder of a run, or one that contains runs.")
     return runs
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path} is damaged ({error}): run the command that wrote it again.") from error
 
 
 def plot_curves(runs: Sequence[RunFiles]) -> matplotlib.figure.Figure:
@@ -111,11 +128,10 @@ def _introduction(runs: Sequence[RunFiles]) -> str:
         c = run.config
         attention = next(name for name, kind in ATTENTION.items() if isinstance(c.model.attention, kind))
         function = getattr(c.model.attention, "function", "")
-        done = max((r["step"] for r in run.metrics), default=0)
         lines.append(
             f"| {run.name} | {c.objective.kind} | {attention}{f' ({function})' if function else ''} | "
             f"{c.model.num_layers} x {c.model.embed_dim} | {c.batches.batch_size} x {c.batches.length} "
-            f"({c.batches.form}) | {done} |"
+            f"({c.batches.form}) | {run.last_step} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -162,9 +178,9 @@ def _scores(runs: Sequence[RunFiles]) -> str:
     body = [
         (
             run.name, s["split"], s["model"] if s["model"] != run.name else f"**{run.name}**", s["tokens"],
-            f"{100 * s['accuracy']:.2f}", f"{100 * s['accuracy_low']:.2f} to {100 * s['accuracy_high']:.2f}",
-            f"{s['perplexity']:.2f}", f"{s['perplexity_low']:.2f} to {s['perplexity_high']:.2f}",
-            f"{s['bits_per_residue']:.3f}", f"{s['num_tokens']:,}", f"{s['num_sequences']:,}",
+            _number(s["accuracy"], 100), _interval(s, "accuracy", 100), _number(s["perplexity"]),
+            _interval(s, "perplexity"), _number(s["bits_per_residue"], digits=3), f"{s['num_tokens']:,}",
+            f"{s['num_sequences']:,}",
         )
         for run in runs
         for s in run.scores
@@ -176,8 +192,27 @@ def _scores(runs: Sequence[RunFiles]) -> str:
         "(windows, for concatenated runs). A masked model is scored on the residues that its masks select; it sees "
         "some of them as they are (one in ten, as in BERT), and copying these already gains something.\n\n"
     )
-    sentences = [sentence for run in runs for sentence in what_the_scores_say(run)]
+    sentences = [_what_was_scored(run) for run in runs if run.scores]
+    sentences += [sentence for run in runs for sentence in what_the_scores_say(run)]
     return text + markdown_table(columns, body) + "\n" + "\n".join(f"- {s}" for s in sentences) + "\n"
+
+
+def _number(value: float | None, factor: float = 1, digits: int = 2) -> str:
+    return "-" if value is None else f"{factor * value:.{digits}f}"
+
+
+def _interval(score: dict, name: str, factor: float = 1) -> str:
+    return f"{_number(score[f'{name}_low'], factor)} to {_number(score[f'{name}_high'], factor)}"
+
+
+def _what_was_scored(run: RunFiles) -> str:
+    about = run.evaluation
+    text = f"{run.name}: checkpoint of step {about['step']}, {about['rows']}, on `{Path(about['dataset']).name}`"
+    if about["step"] != run.last_step:
+        text += f"; training has gone on to step {run.last_step} since: evaluate again"
+    if Path(about["dataset"]) != run.dataset:
+        text += f"; this is not the dataset that it was trained on (`{run.dataset}`)"
+    return text + "."
 
 
 def what_the_scores_say(run: RunFiles) -> list[str]:
@@ -186,7 +221,7 @@ def what_the_scores_say(run: RunFiles) -> list[str]:
     gains = {}
     for split in ("test", "ood"):
         ours, baseline = run.score(split, run.name), run.score(split, "empirical baseline")
-        if ours and baseline:
+        if ours and baseline and ours["perplexity"] is not None:
             gains[split] = 1 - ours["perplexity"] / baseline["perplexity"]
             word = "below" if gains[split] > 0 else "above"
             sentences.append(
@@ -195,7 +230,7 @@ def what_the_scores_say(run: RunFiles) -> list[str]:
                 f"{100 * baseline['accuracy']:.1f} %."
             )
     test, ood = run.score("test", run.name), run.score("ood", run.name)
-    if test and ood:
+    if len(gains) == 2 and test and ood:
         pair = f"{run.name}: perplexity {ood['perplexity']:.2f} on ood"
         if ood["perplexity"] <= test["perplexity"]:
             sentences.append(
@@ -209,9 +244,11 @@ def what_the_scores_say(run: RunFiles) -> list[str]:
 
 def _why_worse(test: dict, ood: dict, gains: dict[str, float]) -> str:
     """Say how sure it is that ood is worse, and whether the baseline finds ood just as much harder."""
+    if ood["perplexity_low"] is None or test["perplexity_high"] is None:
+        return ", but from so few sequences that no interval can be given"
     if ood["perplexity_low"] <= test["perplexity_high"]:
         return ", but the intervals overlap: more ood sequences or more training would tell"
-    if len(gains) == 2 and gains["test"] - gains["ood"] < 0.02:
+    if gains["test"] - gains["ood"] < 0.02:
         return (
             ", beyond both intervals, but no more so than for the baseline: the composition of ood differs, and this "
             "model has learned little else"
@@ -231,13 +268,14 @@ def _figures(run: RunFiles, folder: Path) -> str:
         )
     if (place / "similarity.png").is_file():
         parts.append(f"![Amino-acid similarity]({os.path.relpath(place / 'similarity.png', folder)})\n")
-        numbers = json.loads((place / "similarity.json").read_text(encoding="utf-8"))
-        parts.append(_similarity_sentence(numbers))
+        parts.append(_similarity_sentence(_read_json(place / "similarity.json")))
     return f"## What attention learned: {run.name}\n\n" + "\n".join(parts) if parts else ""
 
 
 def _similarity_sentence(numbers: dict) -> str:
     agreement = numbers["agreement"]
+    if agreement["pearson"] is None:
+        return "These heads attend too evenly for a correlation with BLOSUM to be computed.\n"
     p, floor = agreement["pearson_p"], 1 / (agreement["num_permutations"] + 1)
     verdict = "more alike than shuffled labels would be" if p < 0.05 else "not distinguishable from shuffled labels"
     pairs = ", ".join("({}, {})".format(*row["pair"]) for row in numbers["closest_pairs"][:6])

@@ -9,6 +9,7 @@ import json
 import math
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from proteinlm.data.batches import TrainBatches, batch_shapes
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.errors import InputError, Interrupted
 from proteinlm.evaluate import evaluate_split, make_evaluation_step
-from proteinlm.logs import MetricsLog, console, progress_line
+from proteinlm.logs import MetricsLog, ProgressLine, console, progress_line
 from proteinlm.metrics import Sums
 from proteinlm.models.transformer import ProteinLM
 from proteinlm.objective import make_example, mean_loss, token_sums
@@ -90,6 +91,7 @@ class Trainer:
             "correct": sums.correct.sum(),
             "count": sums.count.sum(),
             "gradient_norm": optax.tree.norm(gradient),
+            "parameter_norm": optax.tree.norm(parameters),
             "tokens": (batch["tokens"] != 0).sum(),
         }
         state = {"model": nnx.merge_state(parameters, others), "optimizer": optimizer, "step": state["step"] + 1}
@@ -118,64 +120,59 @@ def train(config: Config, dataset_path: str | Path, run: str | Path) -> TrainRes
     dataset = ProteinDataset.open(dataset_path)
     mesh = sharding.make_mesh()
     sharding.check_batch_size(config.batches.batch_size, mesh)
-    batches = TrainBatches(
-        dataset, config.batches, process_index=jax.process_index(), process_count=jax.process_count()
-    )
-    _claim_run(run, config, dataset)
-
-    trainer = Trainer(config)
-    checkpoints = Checkpoints(run, keep=config.keep_checkpoints)
-    steps = checkpoints.steps()
-    start = steps[-1] if steps else 0
-    if start:
-        template = jax.tree.map(lambda x: _on_every_device(x, mesh), jax.eval_shape(trainer.init))
-        state, data = checkpoints.restore(start, template)
-        batches.set_state(data)
-        finished = start >= config.num_steps
-        console.print(f"{run} is finished, at step {start}" if finished else f"resuming {run} at step {start}")
-    else:
-        state = sharding.replicate(trainer.init(), mesh)
-    num_parameters = count_parameters(state["model"])
-    evaluation_step = make_evaluation_step(config, trainer.graph)
-    schedule = learning_rate_schedule(config.optimizer, config.num_steps)
-    log = MetricsLog(run, start)
-    pending: list[tuple[int, dict]] = []
-    window = _Window(config, schedule, log)
-    valid = None
-
     with contextlib.ExitStack() as stack:
-        stack.callback(checkpoints.close)
-        stack.callback(batches.close)
-        stack.callback(log.close)
         stop = stack.enter_context(_stop_signals())
-        line = stack.enter_context(progress_line(config.num_steps, start, run.name))
-
-        def settle() -> None:
-            """Fetch the metrics of the steps in flight; a loss that is not finite ends the run before any save."""
-            while pending:
-                step, metrics = pending.pop(0)
-                window.add(step, jax.device_get(metrics), line, checkpoints)
-
+        batches = TrainBatches(
+            dataset, config.batches, process_index=jax.process_index(), process_count=jax.process_count()
+        )
+        stack.callback(batches.close)
+        _claim_run(run, config, dataset)
+        trainer = Trainer(config)
+        checkpoints = Checkpoints(run, keep=config.keep_checkpoints)
+        stack.callback(checkpoints.close)
+        state, start = _first_state(config, run, trainer, checkpoints, batches, mesh)
+        log = MetricsLog(run, start)
+        stack.callback(log.close)
+        line = stack.enter_context(progress_line(config.num_steps, start, run.resolve().name))
+        evaluation_step = make_evaluation_step(config, trainer.graph)
+        window = _Window(config, log, line, checkpoints)
+        valid = None
         for step in range(start, config.num_steps):
-            batch = sharding.place_batch(next(batches), mesh)
-            state, metrics = trainer.step(state, batch)
+            if config.redraw_every and step and step % config.redraw_every == 0:
+                state = trainer.redraw(state)
+            state, metrics = trainer.step(state, sharding.place_batch(next(batches), mesh))
             # The device works on this step while the numbers of the one before come back.
-            settle()
-            pending.append((step + 1, metrics))
+            window.settle()
+            window.in_flight = (step + 1, metrics)
             done = step + 1
             last = done == config.num_steps
-            if config.redraw_every and done % config.redraw_every == 0:
-                state = trainer.redraw(state)
             if last or (config.eval_every and done % config.eval_every == 0 and not stop.requested):
-                settle()
+                window.settle()
                 valid = _evaluate(config, dataset, evaluation_step, state, done, log, whole=last)
                 window.restart()
             if last or stop.requested or done % config.checkpoint_every == 0:
-                settle()
+                window.settle()
                 checkpoints.save(done, state, batches.get_state(), config)
             if stop.requested and not last:
                 raise Interrupted(done, stop.requested)
-    return TrainResult(config.num_steps, num_parameters, valid)
+        return TrainResult(config.num_steps, count_parameters(state["model"]), valid)
+
+
+def _first_state(
+    config: Config, run: Path, trainer: Trainer, checkpoints: Checkpoints, batches: TrainBatches, mesh
+) -> tuple[dict[str, Any], int]:
+    """Return the newest checkpoint's state and step, the data moved to its position; or a new state and 0."""
+    steps = checkpoints.steps()
+    if not steps:
+        return sharding.replicate(trainer.init(), mesh), 0
+    start = steps[-1]
+    _check_same(checkpoints.config(start), config, f"checkpoint {start} of {run}")
+    template = jax.tree.map(lambda x: _on_every_device(x, mesh), jax.eval_shape(trainer.init))
+    state, position = checkpoints.restore(start, template)
+    batches.set_state(position)
+    finished = start >= config.num_steps
+    console.print(f"{run} is finished, at step {start}" if finished else f"resuming {run} at step {start}")
+    return state, start
 
 
 def count_parameters(state: nnx.State) -> int:
@@ -192,16 +189,7 @@ def _claim_run(run: Path, config: Config, dataset: ProteinDataset) -> None:
     """Make the run's folder, or refuse it when it holds another run."""
     if (run / CONFIG_FILE).is_file():
         saved, origin = read_run_files(run)
-        free = (*_FREE_FIELDS, "num_steps") if config.optimizer.schedule == "constant" else _FREE_FIELDS
-        here, there = (json.loads(c.to_json()) for c in (config, saved))
-        for name in free:
-            del here[name], there[name]
-        if here != there:
-            name, old, new = next(_differences(there, here))
-            raise InputError(
-                f"{run} holds a run of another config: {name} is {old} there, {new} here. Name another folder, or "
-                "train with the same config to resume."
-            )
+        _check_same(saved, config, str(run))
         if origin["fingerprint"] != dataset.fingerprint:
             raise InputError(
                 f"{run} was trained on another dataset ({origin['dataset']}); {dataset.path} holds other sequences or "
@@ -211,6 +199,20 @@ def _claim_run(run: Path, config: Config, dataset: ProteinDataset) -> None:
         raise InputError(f"{run} is not empty and is not the folder of a training run: name another one.")
     run.mkdir(parents=True, exist_ok=True)
     write_run_files(run, config, dataset.path, dataset.fingerprint)
+
+
+def _check_same(saved: Config, config: Config, what: str) -> None:
+    """Refuse to resume with a config that would change a loss."""
+    free = (*_FREE_FIELDS, "num_steps") if config.optimizer.schedule == "constant" else _FREE_FIELDS
+    there, here = (json.loads(c.to_json()) for c in (saved, config))
+    for name in free:
+        del there[name], here[name]
+    if here != there:
+        name, old, new = next(_differences(there, here))
+        raise InputError(
+            f"{what} holds a run of another config: {name} is {old} there, {new} here. Name another folder, or train "
+            "with the same config to resume."
+        )
 
 
 def _differences(old: Any, new: Any, path: str = ""):
@@ -242,55 +244,75 @@ def _evaluate(config, dataset, evaluation_step, state, done, log, *, whole: bool
 
 
 class _Window:
-    """Sums over the steps since the last line of the log."""
+    """Sums over the steps since the last line of the log.
 
-    def __init__(self, config: Config, schedule, log: MetricsLog):
-        self._config, self._schedule, self._log = config, schedule, log
-        self._steps, self._sums, self._tokens, self._rate = 0, Sums(), 0, 0.0
-        self.restart()
+    Attributes:
+        in_flight: the step that the device works on, and its metrics to come.
+    """
+
+    def __init__(self, config: Config, log: MetricsLog, line: ProgressLine, checkpoints: Checkpoints):
+        self._config, self._log, self._line, self._checkpoints = config, log, line, checkpoints
+        self._schedule: Callable[[int], Any] = learning_rate_schedule(config.optimizer, config.num_steps)
+        self.in_flight: tuple[int, dict] | None = None
+        self._steps, self._sums, self._tokens = 0, Sums(), 0
+        self._rate = math.nan
+        self._time, self._tokens_timed = math.nan, 0
 
     def restart(self) -> None:
         """Begin to measure time anew, after an evaluation."""
         self._time, self._tokens_timed = time.monotonic(), 0
 
-    def add(self, step: int, metrics: dict[str, np.ndarray], line, checkpoints: Checkpoints) -> None:
-        """Take the metrics of a step; write a line of the log when it is due."""
-        loss = float(metrics["loss"])
-        if not math.isfinite(loss) or not math.isfinite(float(metrics["gradient_norm"])):
-            raise InputError(_not_finite(step, loss, self._config, checkpoints.steps()))
+    def settle(self) -> None:
+        """Fetch the metrics of the step in flight; numbers that are not finite end the run before any save."""
+        if self.in_flight is None:
+            return
+        (step, metrics), self.in_flight = self.in_flight, None
+        values = jax.device_get(metrics)
+        checked = ("loss", "gradient_norm", "parameter_norm")
+        if not all(math.isfinite(float(values[name])) for name in checked):
+            raise InputError(_not_finite(step, values, self._config, self._checkpoints.steps()))
         self._steps += 1
-        self._sums += Sums(float(metrics["nll"]), float(metrics["correct"]), float(metrics["count"]))
-        self._tokens += int(metrics["tokens"])
-        self._tokens_timed += int(metrics["tokens"])
-        seconds = time.monotonic() - self._time
-        # The first step after a restart was already under way: a rate over less than a second would be its ghost.
-        rate = self._tokens_timed / seconds if seconds > 1 or not self._rate else self._rate
-        line.update(step, self._sums.loss, self._sums.accuracy, rate)
-        if step % self._config.log_every == 0 or step == self._config.num_steps:
-            self._log.write(
-                "train",
-                step,
-                loss=self._sums.loss,
-                accuracy=self._sums.accuracy,
-                perplexity=self._sums.perplexity,
-                counted_tokens=self._sums.count,
-                tokens=self._tokens,
-                steps=self._steps,
-                learning_rate=float(self._schedule(step - 1)),
-                gradient_norm=float(metrics["gradient_norm"]),
-                tokens_per_second=rate,
-            )
-            self._steps, self._sums, self._tokens, self._rate = 0, Sums(), 0, rate
+        self._sums += Sums(float(values["nll"]), float(values["correct"]), float(values["count"]))
+        self._tokens += int(values["tokens"])
+        self._tokens_timed += int(values["tokens"])
+        if math.isnan(self._time):
+            # The first step of a run is mostly compilation: time begins after it.
             self.restart()
+        due = step % self._config.log_every == 0 or step == self._config.num_steps
+        if due and self._tokens_timed:
+            self._rate = self._tokens_timed / max(time.monotonic() - self._time, 1e-9)
+        self._line.update(step, self._sums.loss, self._sums.accuracy, self._rate)
+        if due:
+            self._write(step, values)
+
+    def _write(self, step: int, values: dict[str, np.ndarray]) -> None:
+        self._log.write(
+            "train",
+            step,
+            loss=self._sums.loss,
+            accuracy=self._sums.accuracy,
+            perplexity=self._sums.perplexity,
+            counted="residues+eos" if self._config.causal else "selected residues",
+            counted_tokens=int(self._sums.count),
+            tokens=self._tokens,
+            steps=self._steps,
+            learning_rate=float(self._schedule(step - 1)),
+            gradient_norm=float(values["gradient_norm"]),
+            parameter_norm=float(values["parameter_norm"]),
+            tokens_per_second=self._rate,
+        )
+        self._steps, self._sums, self._tokens = 0, Sums(), 0
+        self.restart()
 
 
-def _not_finite(step: int, loss: float, config: Config, steps: list[int]) -> str:
+def _not_finite(step: int, values: dict[str, Any], config: Config, steps: list[int]) -> str:
     good = f"the last good checkpoint is of step {steps[-1]}" if steps else "there is no checkpoint before it"
+    clip = f"a lower optimizer.clip (now {config.optimizer.clip:g})" if config.optimizer.clip else "optimizer.clip 0.5"
     return (
-        f"the loss of step {step} is {loss}, or its gradient is not finite; {good}. Try a lower "
+        f"step {step} is not finite: loss {float(values['loss']):g}, gradient norm {float(values['gradient_norm']):g}, "
+        f"norm of the updated parameters {float(values['parameter_norm']):g}; {good}. Try a lower "
         f"optimizer.learning_rate (now {config.optimizer.learning_rate:g}), a longer optimizer.warmup_steps (now "
-        f"{config.optimizer.warmup_steps}), a lower optimizer.clip (now {config.optimizer.clip:g}), or model.dtype "
-        "float32, in a new run folder."
+        f"{config.optimizer.warmup_steps}), {clip}, or model.dtype float32, in a new run folder."
     )
 
 

@@ -1,4 +1,7 @@
+import os
 import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -93,3 +96,20 @@ def test_bad_runs_are_named(tiny_runs, tmp_path):
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(InputError, match="no checkpoints yet"):
         load_run(run)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="needs root to mount a small file system")
+def test_a_full_disk_is_one_sentence_and_keeps_what_was_whole(tmp_path):
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", tmp_path], check=False).returncode:
+        pytest.skip("this machine does not let root mount a tmpfs")
+    try:
+        checkpoints = Checkpoints(tmp_path, keep=9)
+        large = {"model": {"a": jax.random.normal(jax.random.key(0), (600, 600))}, "step": jnp.asarray(1)}
+        with pytest.raises(
+            InputError, match="the disk is full: checkpoint of step [234] .* whole one is of step [123]"
+        ):
+            for step in range(1, 5):
+                checkpoints.save(step, large, {}, Config())
+        assert 1 in Checkpoints(tmp_path, read_only=True).steps()
+    finally:
+        subprocess.run(["umount", "-l", tmp_path], check=True)

@@ -154,11 +154,28 @@ def test_an_accession_or_file_that_is_not_there(tiny_runs, capsys):
 
 def test_a_protein_longer_than_the_positions(tiny_runs, capsys, tmp_path):
     file = tmp_path / "long.fasta.gz"
-    file.write_bytes(gzip.compress(b">long\n" + b"ACDEF" * 100 + b"\n"))
+    file.write_bytes(gzip.compress(b">long\n" + b"ACDEF" * 100 + b"\n", mtime=0))
     assert main(["analyze", str(tiny_runs["causal"]), "--protein", str(file), "--sequences", "0"]) == 2
     text = capsys.readouterr().err
     assert "500" in text or "501" in text
     assert "127" in text
+
+
+def test_a_first_record_that_cannot_be_read_is_not_passed_over(tiny_runs, capsys, tmp_path):
+    file = tmp_path / "two.fasta"
+    file.write_text(">bad\nMKV1LLA\n>second\nMKVLLAAGH\n")
+    assert main(["analyze", str(tiny_runs["causal"]), "--protein", str(file), "--sequences", "0"]) == 2
+    assert "first record, bad" in capsys.readouterr().err
+
+
+def test_paths_that_are_files_are_said(tiny_runs, tiny_dataset, capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    run = ["train", "quickstart_causal", "--dataset", str(tiny_dataset), "--run"]
+    for arguments in ([*run, str(tmp_path / "file")], [*run, str(tmp_path / "file" / "x")]):
+        assert main(arguments) == 2
+        assert "file" in capsys.readouterr().err
+    assert main(["analyze", str(tiny_runs["causal"]), "--sequences", "5", "--split", "tset"]) == 2
+    assert "no split 'tset'" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_one_sentence(capsys, monkeypatch):

@@ -85,6 +85,10 @@ def test_not_json_is_said():
         (lambda: ObjectiveConfig(mask_token=0.8, random_token=0.3), "at most 1"),
         (lambda: OptimizerConfig(learning_rate=0.0), "learning_rate"),
         (lambda: OptimizerConfig(clip=-1.0), "clip"),
+        (lambda: OptimizerConfig(clip=float("nan")), "clip"),
+        (lambda: OptimizerConfig(b1=1.5), "b1"),
+        (lambda: OptimizerConfig(eps=0.0), "eps"),
+        (lambda: dataclasses.replace(Config(), seed=-1), "seed"),
         (lambda: ModelConfig(vocab_size=29, embed_dim=10, num_heads=3), "num_heads"),
     ],
 )
@@ -125,7 +129,10 @@ def test_a_file_of_ones_own(tmp_path):
         ("def get_config():\n    return 3\n", "returned int"),
         ("x = 1\n", "get_config"),
         ("def get_config(:\n", "cannot be read"),
-        ("from proteinlm.config import Config\ndef get_config():\n    return Config(num_step=3)\n", "num_step"),
+        (
+            "from proteinlm.config import Config\ndef get_config():\n    return Config(num_step=3)\n",
+            "did you mean 'num_steps'",
+        ),
         ("from proteinlm.config import Config\ndef get_config():\n    return Config(num_steps=0)\n", "num_steps"),
     ],
 )

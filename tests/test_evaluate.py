@@ -112,10 +112,11 @@ def test_an_empty_split_has_no_row(tiny_runs, dataset_without_ood, capsys):
 def test_the_command_writes_tables_that_say_what_they_are(tiny_runs, capsys):
     evaluate_command([tiny_runs["causal"], tiny_runs["masked"]], ("test", "ood"), None, None)
     text = capsys.readouterr().out
-    for word in ("uniform guess", "empirical baseline", "causal", "masked", "residues+eos", "bits/residue", "ood"):
+    for word in ("uniform guess", "empirical baseline", "causal", "masked", "residues+eos", "bits/token", "ood"):
         assert word in text
     table = pd.read_csv(tiny_runs["causal"] / "evaluation.csv")
     assert list(table.split) == ["test"] * 4 + ["ood"] * 4
+    assert set(table.rows) == {"first 128 tokens"}
     saved = json.loads((tiny_runs["causal"] / "evaluation.json").read_text())
     assert saved["step"] == load_run(tiny_runs["causal"]).step
     assert saved["scores"][2]["perplexity"] == pytest.approx(table.perplexity[2])

@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 
@@ -22,7 +23,7 @@ def scores(test, ood, half_width=0.1, baselines=(18.0, 18.0)):
 
 
 def said(tmp_path, rows):
-    return what_the_scores_say(RunFiles(tmp_path / "run", Config(), tmp_path, [], rows))
+    return what_the_scores_say(RunFiles(tmp_path / "run", Config(), tmp_path, [], {"scores": rows}))
 
 
 def test_sentences_follow_from_the_numbers(tmp_path):
@@ -61,6 +62,25 @@ def test_curves_show_train_dashed_and_valid_solid(tiny_runs):
     rows = [json.loads(line) for line in (tiny_runs["causal"] / "metrics.jsonl").read_text().splitlines()]
     expected = [r["perplexity"] for r in rows if r["kind"] == "valid"]
     assert list(figure.axes[0].get_lines()[1].get_ydata()) == expected
+
+
+def test_one_ood_sequence_has_no_interval_and_no_crash(tmp_path, tiny_runs):
+    run = tmp_path / "run"
+    shutil.copytree(tiny_runs["causal"], run)
+    evaluate_command([run], ("test", "ood"), None, None)
+    saved = json.loads((run / "evaluation.json").read_text())
+    for row in saved["scores"]:
+        if row["split"] == "ood":
+            row.update({name: None for name in row if name.endswith(("_low", "_high"))})
+    (run / "evaluation.json").write_text(json.dumps({**saved, "step": 2}))
+    page = write_report(run).read_text()
+    assert "| - to - |" in page
+    assert "no interval can be given" in page
+    assert "checkpoint of step 2" in page
+    assert "gone on to step 4" in page
+    (run / "evaluation.json").write_text("{")
+    with pytest.raises(InputError, match="damaged"):
+        write_report(run)
 
 
 def test_a_folder_without_runs_is_said(tmp_path):

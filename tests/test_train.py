@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -172,22 +173,41 @@ def test_how_often_to_look_may_change(finished):
     assert train(config(num_steps=4, eval_every=2, keep_checkpoints=1), dataset, run).step == 4
 
 
-def test_a_loss_that_is_not_finite_stops_before_it_is_saved(tmp_path, make_dataset, monkeypatch):
+@pytest.mark.parametrize("number", ["loss", "parameter_norm"])
+def test_what_is_not_finite_stops_before_it_is_saved(tmp_path, make_dataset, monkeypatch, number):
     dataset = make_dataset(form="single", batches=7, batch_size=BATCH, length=48)
     step = Trainer._step
 
     def poisoned(self, state, batch):
         state, metrics = step(self, state, batch)
         bad = state["step"] >= 5
-        return state, {**metrics, "loss": jax.numpy.where(bad, jax.numpy.nan, metrics["loss"])}
+        return state, {**metrics, number: jax.numpy.where(bad, jax.numpy.nan, metrics[number])}
 
     monkeypatch.setattr(Trainer, "_step", poisoned)
     with pytest.raises(InputError) as error:
         train(config(checkpoint_every=2), dataset, tmp_path / "run")
-    for words in ("step 5", "last good checkpoint is of step 4", "learning_rate", "0.003"):
+    for words in ("step 5", "nan", "last good checkpoint is of step 4", "learning_rate", "0.003"):
         assert words in str(error.value)
     assert Checkpoints(tmp_path / "run", read_only=True).steps() == [2, 4]
     assert max(losses(tmp_path / "run")) == 4
+
+
+def test_parameters_that_blow_up_are_never_called_good(tmp_path, make_dataset):
+    dataset = make_dataset(form="single", batches=7, batch_size=BATCH, length=48)
+    wild = dataclasses.replace(config(checkpoint_every=1), optimizer=OptimizerConfig(learning_rate=1e30))
+    with pytest.raises(InputError, match="step 1 is not finite: .* there is no checkpoint before it"):
+        train(wild, dataset, tmp_path / "run")
+    assert Checkpoints(tmp_path / "run", read_only=True).steps() == []
+
+
+def test_a_checkpoint_of_another_config_is_not_resumed(tmp_path, finished, make_dataset):
+    run, dataset = finished
+    shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    train(config("masked", num_steps=4), dataset, tmp_path / "masked")
+    shutil.copytree(tmp_path / "masked" / "checkpoints", tmp_path / "run" / "checkpoints")
+    with pytest.raises(InputError, match="checkpoint 4 of .* objective.kind is masked there, causal here"):
+        train(config(num_steps=4), dataset, tmp_path / "run")
 
 
 def as_numpy(state):

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import connection
+from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,19 @@ Submit = Callable[..., Iterator[Any]]
 
 
 @contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Let processes that start meanwhile ignore Ctrl-C; outside the main thread nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
 def pool(workers: int, arguments: tuple) -> Iterator[Submit]:
     """Give a function (method, tasks) that runs a worker's method on tasks and yields results in their order.
 
@@ -104,6 +117,9 @@ def pool(workers: int, arguments: tuple) -> Iterator[Submit]:
     # would copy its threads' locks in whatever state they are (JAX warns of it).
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", "proteinlm.data.processes"])
+    with _interrupts_ignored():
+        # Processes have their signals from the server: a Ctrl-C must not reach one that is still importing.
+        forkserver.ensure_running()
     executor = ProcessPoolExecutor(workers, context, _start_worker, arguments)
 
     def there(method: str, tasks: Iterable, keyed: bool = False) -> Iterator[Any]:

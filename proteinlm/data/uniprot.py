@@ -93,6 +93,22 @@ def read_records(path: str | os.PathLike) -> Iterator[Record]:
         raise InputError(f"{path} holds no usable record{why}.")
 
 
+def first_record(path: str | os.PathLike) -> Record:
+    """Return the first record of a file.
+
+    Raises:
+        InputError: the file as a whole is wrong, or just this record; another one is never taken in its place.
+    """
+    for block in SourceFile(path).blocks():
+        parsed = parse(block)
+        if parsed.rejects and (not parsed.records or parsed.rejects[0].number == 1):
+            first = parsed.rejects[0]
+            raise InputError(f"{path}: its first record, {first.accession}: {first.reason} ({first.detail}).")
+        if parsed.records:
+            return parsed.records[0]
+    raise InputError(f"{path} holds no record.")
+
+
 def parse(block: Block) -> Parsed:
     """Parse a block of whole records; what is wrong with one of them is a reject, never an error."""
     return _parse_fasta(block.data) if block.format == "fasta" else _parse_flat(block)

@@ -34,7 +34,7 @@ def proteins(number, seed=0, longest=60):
 
 def write_fasta(path, records):
     text = "".join(f">{name}\n{sequence}\n" for name, sequence in records)
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    path.write_bytes(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode())
     return path
 
 
