@@ -143,7 +143,7 @@ def _data(runs: Sequence[RunFiles], folder: Path) -> str:
             parts.append(f"The dataset {path} is no longer there, so its table is left out.\n")
             continue
         dataset = ProteinDataset.open(path)
-        frame = table_1(dataset)
+        frame = table_1(dataset.statistics)
         parts.append(
             f"## Data\n\n`{os.path.relpath(path, folder)}`: sequences without copies, lengths in residues (Table 1 of "
             "the Performer paper, for this dataset). `ood` holds the proteins of the held-out Pfam families; the "

@@ -2,16 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from rich.table import Table
 
 from proteinlm.data import alphabet
-
-if TYPE_CHECKING:
-    from proteinlm.data.dataset import ProteinDataset
 
 
 def count_residues(sequences: Iterable[bytes]) -> np.ndarray:
@@ -115,12 +112,8 @@ def concat_table(statistics: Mapping[str, SplitStatistics], length: int) -> pd.D
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("split")
 
 
-def table_1(dataset: "ProteinDataset") -> pd.DataFrame:
-    """Return Table 1 of a dataset as text: the split in the first column, figures as the paper has them."""
-    return _as_text(dataset.statistics)
-
-
-def _as_text(statistics: Mapping[str, SplitStatistics]) -> pd.DataFrame:
+def table_1(statistics: Mapping[str, SplitStatistics]) -> pd.DataFrame:
+    """Return the paper's Table 1 as text: the split in the first column, "-" where an empty one has no figure."""
     whole, exact = "{:,.0f}".format, "{:,.2f}".format
     rows = []
     for split, s in statistics.items():
@@ -143,7 +136,7 @@ def frequencies(statistics: Mapping[str, SplitStatistics]) -> pd.DataFrame:
 def render(statistics: Mapping[str, SplitStatistics]) -> tuple[Table, Table]:
     """Return Table 1 and the amino-acid frequencies (per cent) for the terminal."""
     lengths = Table(title="Sequences without copies; lengths in residues")
-    frame = _as_text(statistics)
+    frame = table_1(statistics)
     for name in frame.columns:
         lengths.add_column(name, justify="left" if name == "split" else "right")
     for row in frame.itertuples(index=False):
