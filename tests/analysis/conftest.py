@@ -31,9 +31,9 @@ def make_model():
             attention=ATTENTION[kind](**options),
         )
         model = ProteinLM(config, causal=causal, key=jax.random.key(7))
-        # A fresh model attends almost evenly; these attend with preferences, as trained ones do.
+        # Preferences as of a trained model, yet not so sharp that rounding in the layer below decides them.
         for linear in (model.blocks.query, model.blocks.key):
-            linear.kernel[...] = 15 * linear.kernel[...]
+            linear.kernel[...] = 1.2 * linear.kernel[...]
         return model
 
     return make
