@@ -115,17 +115,11 @@ def evaluate_split(
         return Sums(*(_joined([getattr(p[name], f) for _, p in parts], np.float64)[real] for f in fields))
 
     counts = [p["residue_counts"] for _, p in parts] or [np.zeros((0, alphabet.NUM_RESIDUES), np.int64)]
-    return SplitResult(
-        rows[real], sums("residues"), sums("all_tokens"), np.concatenate(counts).astype(np.int64)[_mask(real)]
-    )
+    return SplitResult(rows[real], sums("residues"), sums("all_tokens"), np.concatenate(counts).astype(np.int64)[real])
 
 
 def _joined(parts: list[np.ndarray], dtype) -> np.ndarray:
     return np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype)
-
-
-def _mask(real: np.ndarray) -> np.ndarray:
-    return real if real.size else np.zeros(0, bool)
 
 
 def baseline_scores(result: SplitResult, baseline: EmpiricalBaseline, split: str, objective: str) -> list[Score]:

@@ -30,16 +30,21 @@ def whole_file(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
         partial.unlink(missing_ok=True)
 
 
-def empty_folder(path: str | os.PathLike, what: str) -> Path:
-    """Return `path` as a folder that exists and is empty.
+def refuse_occupied(path: Path, what: str) -> None:
+    """Refuse a path that is a file or a folder with something in it; nothing is made.
 
     Raises:
-        InputError: it exists and holds something; `what` ("the dataset") says for whom the folder is meant.
+        InputError: `what` ("the dataset") says for whom the folder is meant.
     """
-    path = Path(path)
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; {what} needs a folder: name another one.")
     if path.is_dir() and any(path.iterdir()):
         raise InputError(f"{path} is not empty; {what} needs an empty folder: name another one or remove it first.")
+
+
+def empty_folder(path: str | os.PathLike, what: str) -> Path:
+    """Return `path` as a folder that exists and is empty; errors as for `refuse_occupied`."""
+    path = Path(path)
+    refuse_occupied(path, what)
     path.mkdir(parents=True, exist_ok=True)
     return path

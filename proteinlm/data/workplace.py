@@ -8,15 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from proteinlm.errors import InputError
+from proteinlm.files import refuse_occupied
 
 
 @contextlib.contextmanager
 def workplace(output: Path) -> Iterator[Path]:
     """Give a hidden folder beside `output` that takes its name at the end, and is removed after an error."""
-    if output.exists() and not output.is_dir():
-        raise InputError(f"{output} is a file; the dataset needs a folder: name another one.")
-    if output.is_dir() and any(output.iterdir()):
-        raise InputError(f"{output} is not empty; the dataset needs an empty folder: name another one or remove it.")
+    refuse_occupied(output, "the dataset")
     folder = output.absolute().with_name(f".{output.absolute().name}.partial")
     folder.mkdir(parents=True, exist_ok=True)
     lock_path = folder.with_suffix(".lock")
