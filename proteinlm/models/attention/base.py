@@ -1,9 +1,10 @@
-"""What every attention mechanism is: the fast path, the explicit matrix beside it, and random features if it has any.
+"""What every attention mechanism is: the fast path, the explicit matrix beside it, and a state for one token at a time.
 
 Axes: B batch, L residues, H heads, D head dim, E width of the values (D in a model; anything in a probe), M features.
 """
 
 import abc
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +12,34 @@ from flax import nnx
 from jaxtyping import Array, Bool
 
 
+class MechanismConfig:
+    """What the frozen dataclass of a mechanism says beside its fields.
+
+    Attributes:
+        kind: its name in JSON and in the registry.
+        no_causal: why there is no causal form; "" where there is one.
+        shares_queries_and_keys: the model gives the queries as keys too, and has no layer for keys.
+    """
+
+    kind: ClassVar[str]
+    no_causal: ClassVar[str] = ""
+    shares_queries_and_keys: ClassVar[bool] = False
+
+    def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "Attention":
+        """Return one layer's mechanism, its parameters and random features drawn from the key."""
+        raise NotImplementedError
+
+
 class Projection(nnx.Variable):
-    """Random features' projection [M, D]: saved with the model, outside the gradient, redrawn by `Attention.redraw`."""
+    """What random features are drawn from: saved with the model, outside the gradient, redrawn by `redraw`."""
 
 
 class Attention(nnx.Module):
-    """One layer's attention. A mechanism gives `_attend` and `_weights`; what comes in is checked here, once."""
+    """One layer's attention. A mechanism gives the methods with an underscore; what comes in is checked here, once."""
 
-    def __init__(self, *, num_heads: int, head_dim: int):
+    def __init__(self, config: MechanismConfig, *, num_heads: int, head_dim: int):
         """Keep the sizes that inputs must have: H and D."""
+        self.config: Any = config
         self.num_heads = num_heads
         self.head_dim = head_dim
 
@@ -35,11 +55,12 @@ class Attention(nnx.Module):
                 and its gradient is 0.
 
         Raises:
-            ValueError: an argument has the wrong rank, axes or dtype; the message names it and its shape.
+            ValueError: an argument has the wrong rank, axes or dtype (the message names it and its shape), or the
+                mechanism has no causal form.
         """
-        self._check(q, k, key_mask)
-        if v.ndim != 4 or v.shape[:3] != q.shape[:3]:
-            raise ValueError(f"v has shape {v.shape}; expected [B, L, H, E] with the B, L and H of q, {q.shape[:3]}")
+        self._check(q, k, v, key_mask)
+        if causal:
+            self._check_causal()
         return self._attend(q, k, v, causal, key_mask)
 
     def weights(self, q: Array, k: Array, *, causal: bool, key_mask: Array | None = None) -> Array:
@@ -47,8 +68,38 @@ class Attention(nnx.Module):
 
         The reference: plain, O(L^2), for tests. Arguments and errors as in `__call__`.
         """
-        self._check(q, k, key_mask)
+        self._check(q, k, None, key_mask)
+        if causal:
+            self._check_causal()
         return self._weights(q.astype(jnp.float32), k.astype(jnp.float32), causal, key_mask)
+
+    def prefill(
+        self, q: Array, k: Array, v: Array, *, key_mask: Array | None = None, max_length: int
+    ) -> tuple[Array, Any]:
+        """Attend causally, as `__call__`, and return what later tokens need: (output, state).
+
+        Args:
+            q: queries, k: keys, v: values, key_mask: as in `__call__`.
+            max_length: tokens that there will be in all, these and those of `step`. It sizes the cache of mechanisms
+                that keep every key; the state of a linear mechanism does not depend on it.
+        """
+        self._check(q, k, v, key_mask)
+        self._check_causal()
+        if q.shape[1] > max_length:
+            raise ValueError(f"q has {q.shape[1]} residues, above max_length, {max_length}")
+        return self._prefill(q, k, v, key_mask, max_length)
+
+    def step(self, q: Array, k: Array, v: Array, state: Any) -> tuple[Array, Any]:
+        """Attend from one more token of each row to all before it and itself: (output [B, 1, H, E], new state).
+
+        Steps after a prefill equal `__call__` on the whole sequence. Past the max_length given to `prefill`, a
+        mechanism that keeps every key gives NaN: there is no place left for the key.
+        """
+        self._check(q, k, v, None)
+        self._check_causal()
+        if q.shape[1] != 1:
+            raise ValueError(f"q has shape {q.shape}; a step takes one token, [B, 1, H, D]")
+        return self._step(q, k, v, state)
 
     def redraw(self, key: jax.Array) -> None:
         """Draw new random features, a pure function of the key; nothing to do for a mechanism without."""
@@ -59,7 +110,19 @@ class Attention(nnx.Module):
     @abc.abstractmethod
     def _weights(self, q: Array, k: Array, causal: bool, key_mask: Array | None) -> Array: ...
 
-    def _check(self, q: Array, k: Array, key_mask: Array | None) -> None:
+    # Of mechanisms with a causal form:
+
+    def _prefill(self, q: Array, k: Array, v: Array, key_mask: Array | None, max_length: int) -> tuple[Array, Any]:
+        raise NotImplementedError
+
+    def _step(self, q: Array, k: Array, v: Array, state: Any) -> tuple[Array, Any]:
+        raise NotImplementedError
+
+    def _check_causal(self) -> None:
+        if self.config.no_causal:
+            raise ValueError(f"{self.config.kind} attention has no causal form: {self.config.no_causal}")
+
+    def _check(self, q: Array, k: Array, v: Array | None, key_mask: Array | None) -> None:
         if q.ndim != 4 or q.shape[2:] != (self.num_heads, self.head_dim) or not jnp.issubdtype(q.dtype, jnp.floating):
             raise ValueError(
                 f"q has shape {q.shape} and dtype {q.dtype}; expected floats [B, L, H, D] with H = {self.num_heads} "
@@ -67,6 +130,11 @@ class Attention(nnx.Module):
             )
         if k.shape != q.shape or not jnp.issubdtype(k.dtype, jnp.floating):
             raise ValueError(f"k has shape {k.shape} and dtype {k.dtype}; expected floats of q's shape, {q.shape}")
+        if v is not None and (v.ndim != 4 or v.shape[:3] != q.shape[:3] or not jnp.issubdtype(v.dtype, jnp.floating)):
+            raise ValueError(
+                f"v has shape {v.shape} and dtype {v.dtype}; expected floats [B, L, H, E] with the B, L and H of q, "
+                f"{q.shape[:3]}"
+            )
         if key_mask is not None and (key_mask.shape != q.shape[:2] or key_mask.dtype != jnp.bool_):
             raise ValueError(
                 f"key_mask has shape {key_mask.shape} and dtype {key_mask.dtype}; expected bool {q.shape[:2]} ([B, L])"
@@ -78,3 +146,24 @@ def visible_pairs(length: int, causal: bool, key_mask: Bool[Array, "B L"] | None
     pairs = jnp.tril(jnp.ones((length, length), bool)) if causal else jnp.ones((length, length), bool)
     pairs = pairs[None, None]
     return pairs if key_mask is None else pairs & key_mask[:, None, None, :]
+
+
+def left_aligned(key_mask: Bool[Array, "B L"] | None, *arrays: Array) -> tuple[Array, ...]:
+    """Return the arrays [B, L, ...] with each row's visible residues moved to the front, in order, padding after them.
+
+    For mechanisms to which a residue's place in its row matters (blocks, buckets, projections of the length): with it,
+    padding on the left and on the right are the same. None moves nothing. `restored` undoes it.
+    """
+    if key_mask is None:
+        return arrays
+    order = jnp.argsort(~key_mask, axis=1, stable=True)
+    return tuple(jnp.take_along_axis(x, order.reshape(order.shape + (1,) * (x.ndim - 2)), axis=1) for x in arrays)
+
+
+def restored(key_mask: Bool[Array, "B L"] | None, out: Array) -> Array:
+    """Move rows of `left_aligned` queries back to their places; padded queries read 0."""
+    if key_mask is None:
+        return out
+    shape = key_mask.shape + (1,) * (out.ndim - 2)
+    place = jnp.where(key_mask, jnp.cumsum(key_mask, axis=1) - 1, 0).reshape(shape)
+    return jnp.where(key_mask.reshape(shape), jnp.take_along_axis(out, place, axis=1), jnp.zeros((), out.dtype))

@@ -11,20 +11,20 @@ row that sees anything is an average of the values. With 0 the estimator is unbi
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from proteinlm.errors import InputError
-from proteinlm.models.attention.base import Attention, Projection, visible_pairs
-from proteinlm.models.attention.linear import NEVER, Features, divide, linear_attention
+from proteinlm.models.attention.base import MechanismConfig, Projection, visible_pairs
+from proteinlm.models.attention.linear import NEVER, Features, LinearAttention, divide
 from proteinlm.models.attention.projections import gaussian, orthogonal
 
 
 @dataclass(frozen=True)
-class FavorConfig:
+class FavorConfig(MechanismConfig):
     """FAVOR+ softmax attention.
 
     Attributes:
@@ -53,13 +53,12 @@ class FavorConfig:
         return FavorAttention(self, num_heads=num_heads, head_dim=head_dim, key=key)
 
 
-class FavorAttention(Attention):
+class FavorAttention(LinearAttention):
     """FAVOR+ softmax attention of one layer."""
 
     def __init__(self, config: FavorConfig, *, num_heads: int, head_dim: int, key: jax.Array):
         """Draw the projection."""
-        super().__init__(num_heads=num_heads, head_dim=head_dim)
-        self.config = config
+        super().__init__(config, num_heads=num_heads, head_dim=head_dim)
         self.projection = Projection(self._draw(key))
 
     def _draw(self, key: jax.Array) -> Array:
@@ -70,24 +69,13 @@ class FavorAttention(Attention):
         """Draw a new projection; a pure function of the key."""
         self.projection[...] = self._draw(key)
 
-    def _attend(
-        self,
-        q: Float[Array, "B L H D"],
-        k: Float[Array, "B L H D"],
-        v: Float[Array, "B L H E"],
-        causal: bool,
-        key_mask: Bool[Array, "B L"] | None,
-    ) -> Float[Array, "B L H E"]:
+    def _options(self) -> dict[str, Any]:
         projection, epsilon = self.projection[...], self.config.kernel_epsilon
 
         def features(x: Array) -> Features:
             return positive_features(x, projection, epsilon)
 
-        out, _ = linear_attention(
-            q, k, v, query_features=features, key_features=features, causal=causal, key_mask=key_mask,
-            chunk_size=self.config.chunk_size,
-        )  # fmt: skip
-        return out
+        return {"query_features": features, "key_features": features, "chunk_size": self.config.chunk_size}
 
     def _weights(
         self,

@@ -12,15 +12,15 @@ products all underflow is 0); the others need none.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from proteinlm.errors import InputError
-from proteinlm.models.attention.base import Attention, Projection, visible_pairs
-from proteinlm.models.attention.linear import Features, divide, linear_attention
+from proteinlm.models.attention.base import MechanismConfig, Projection, visible_pairs
+from proteinlm.models.attention.linear import Features, LinearAttention, divide
 from proteinlm.models.attention.projections import orthogonal
 
 Function = Literal["relu", "sigmoid", "exp", "abs", "gelu", "cos", "tanh", "identity"]
@@ -40,7 +40,7 @@ SIGNED = frozenset({"gelu", "cos", "tanh", "identity"})
 
 
 @dataclass(frozen=True)
-class GeneralizedConfig:
+class GeneralizedConfig(MechanismConfig):
     """Generalized attention.
 
     Attributes:
@@ -80,13 +80,12 @@ class GeneralizedConfig:
         return GeneralizedAttention(self, num_heads=num_heads, head_dim=head_dim, key=key)
 
 
-class GeneralizedAttention(Attention):
+class GeneralizedAttention(LinearAttention):
     """Generalized attention of one layer."""
 
     def __init__(self, config: GeneralizedConfig, *, num_heads: int, head_dim: int, key: jax.Array):
         """Draw the projection, if there is one."""
-        super().__init__(num_heads=num_heads, head_dim=head_dim)
-        self.config = config
+        super().__init__(config, num_heads=num_heads, head_dim=head_dim)
         if config.num_features:
             self.projection = Projection(orthogonal(key, config.num_features, head_dim))
 
@@ -98,25 +97,20 @@ class GeneralizedAttention(Attention):
     def _least(self) -> float | None:
         return self.config.min_denominator if self.config.function in SIGNED else None
 
-    def _attend(
-        self,
-        q: Float[Array, "B L H D"],
-        k: Float[Array, "B L H D"],
-        v: Float[Array, "B L H E"],
-        causal: bool,
-        key_mask: Bool[Array, "B L"] | None,
-    ) -> Float[Array, "B L H E"]:
+    def _options(self) -> dict[str, Any]:
         config = self.config
         projection = self.projection[...] if config.num_features else None
 
         def features(x: Array) -> Features:
             return kernel_features(x, projection, config.function, config.kernel_epsilon)
 
-        out, _ = linear_attention(
-            q, k, v, query_features=features, key_features=features, causal=causal, key_mask=key_mask,
-            chunk_size=config.chunk_size, renormalize=config.renormalize, min_denominator=self._least(),
-        )  # fmt: skip
-        return out
+        return {
+            "query_features": features,
+            "key_features": features,
+            "chunk_size": config.chunk_size,
+            "renormalize": config.renormalize,
+            "min_denominator": self._least(),
+        }
 
     def _weights(
         self,

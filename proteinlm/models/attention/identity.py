@@ -7,18 +7,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from proteinlm.models.attention.base import Attention
+from proteinlm.models.attention.base import Attention, MechanismConfig
 
 
 @dataclass(frozen=True)
-class IdentityConfig:
+class IdentityConfig(MechanismConfig):
     """No attention; nothing to set."""
 
     kind: ClassVar[str] = "identity"
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "IdentityAttention":
         """Return the mechanism; it draws nothing."""
-        return IdentityAttention(num_heads=num_heads, head_dim=head_dim)
+        return IdentityAttention(self, num_heads=num_heads, head_dim=head_dim)
 
 
 class IdentityAttention(Attention):
@@ -44,3 +44,18 @@ class IdentityAttention(Attention):
         batch, length, heads, _ = q.shape
         own = jnp.broadcast_to(jnp.eye(length)[None, None], (batch, heads, length, length))
         return own if key_mask is None else own * key_mask[:, None, None, :]
+
+    def _prefill(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        v: Float[Array, "B L H E"],
+        key_mask: Bool[Array, "B L"] | None,
+        max_length: int,
+    ) -> tuple[Float[Array, "B L H E"], tuple[()]]:
+        return self._attend(q, k, v, True, key_mask), ()
+
+    def _step(
+        self, q: Float[Array, "B 1 H D"], k: Float[Array, "B 1 H D"], v: Float[Array, "B 1 H E"], state: tuple[()]
+    ) -> tuple[Float[Array, "B 1 H E"], tuple[()]]:
+        return v, state

@@ -22,14 +22,17 @@ denominator keeps its sign (0 counts as positive) and is moved to at least that 
 gradients; the weights of such a row do not sum to 1. Either way a row that sees no key gives 0 with gradient 0.
 """
 
+import abc
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 from jaxtyping import Array, Bool, Float
+
+from proteinlm.models.attention.base import Attention
 
 # Stands for log 0: below every real log scale, yet differences of two stay finite.
 NEVER = -1e30
@@ -58,6 +61,23 @@ class State(NamedTuple):
 
     sums: Array
     maximum: Array | None
+
+
+class LinearAttention(Attention):
+    """A mechanism that is feature maps and nothing else."""
+
+    @abc.abstractmethod
+    def _options(self) -> dict[str, Any]:
+        """Return keyword arguments of `linear_attention`: the feature maps and what else the mechanism sets."""
+
+    def _attend(self, q: Array, k: Array, v: Array, causal: bool, key_mask: Array | None) -> Array:
+        return linear_attention(q, k, v, causal=causal, key_mask=key_mask, **self._options())[0]
+
+    def _prefill(self, q: Array, k: Array, v: Array, key_mask: Array | None, max_length: int) -> tuple[Array, State]:
+        return linear_attention(q, k, v, causal=True, key_mask=key_mask, **self._options())
+
+    def _step(self, q: Array, k: Array, v: Array, state: State) -> tuple[Array, State]:
+        return linear_attention(q, k, v, causal=True, state=state, **self._options())
 
 
 def linear_attention(

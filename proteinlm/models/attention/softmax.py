@@ -7,19 +7,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from proteinlm.models.attention.base import Attention, visible_pairs
+from proteinlm.models.attention.base import Attention, MechanismConfig, visible_pairs
 from proteinlm.models.attention.linear import NEVER
 
 
 @dataclass(frozen=True)
-class SoftmaxConfig:
+class SoftmaxConfig(MechanismConfig):
     """Exact softmax attention; nothing to set."""
 
     kind: ClassVar[str] = "softmax"
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "SoftmaxAttention":
         """Return the mechanism; it draws nothing."""
-        return SoftmaxAttention(num_heads=num_heads, head_dim=head_dim)
+        return SoftmaxAttention(self, num_heads=num_heads, head_dim=head_dim)
 
 
 class SoftmaxAttention(Attention):

@@ -1,0 +1,99 @@
+"""Every mechanism in a size for tests, and what is true of it: the tests that run over all of them start here."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from proteinlm.models.attention import FavorConfig, GeneralizedConfig, IdentityConfig, SoftmaxConfig
+from proteinlm.models.attention.base import MechanismConfig
+
+B, H, D, E = 2, 2, 6, 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mechanism and its nature.
+
+    Attributes:
+        averages: weights are never negative and sum to 1 for whoever sees anything.
+        mixes: a residue reads others.
+        equivariant: bidirectional attention knows nothing of places.
+        tolerance: of values and gradients in float32, relative to the largest.
+    """
+
+    config: MechanismConfig
+    averages: bool = True
+    mixes: bool = True
+    equivariant: bool = True
+    tolerance: float = 2e-5
+
+
+def generalized(function, **changes):
+    # Where the denominator comes near 0, 1 / den^2 in the gradient enlarges the rounding of float32.
+    positive = function in ("relu", "sigmoid", "exp", "abs")
+    config = GeneralizedConfig(function=function, num_features=10, chunk_size=4)
+    return Case(config, averages=positive, tolerance=2e-5 if positive else 2e-4, **changes)
+
+
+CASES = {
+    "softmax": Case(SoftmaxConfig()),
+    "favor": Case(FavorConfig(num_features=10, chunk_size=4)),
+    "returns_v": Case(IdentityConfig(), mixes=False),
+    **{name: generalized(name) for name in ("relu", "sigmoid", "exp", "abs", "gelu", "cos", "tanh", "identity")},
+}
+CAUSAL = [name for name, case in CASES.items() if not case.config.no_causal]
+MODES = [(name, causal) for name in CASES for causal in (False, True) if not causal or name in CAUSAL]
+MODE_IDS = [f"{name}-{'causal' if causal else 'bidirectional'}" for name, causal in MODES]
+
+
+def build(name):
+    """The mechanism of a case, for inputs [B, L, H, D]."""
+    return CASES[name].config.build(num_heads=H, head_dim=D, key=jax.random.key(0))
+
+
+def inputs(length, *, seed=1, size=2.0, dtype=jnp.float32):
+    q, k, v = jax.random.split(jax.random.key(seed), 3)
+    shape = (B, length, H, D)
+    return (
+        (size * jax.random.normal(q, shape)).astype(dtype),
+        (size * jax.random.normal(k, shape)).astype(dtype),
+        jax.random.normal(v, (B, length, H, E)).astype(dtype),
+    )
+
+
+def keys(attention, q, k):
+    """What the model would give as keys."""
+    return q if attention.config.shares_queries_and_keys else k
+
+
+def fast(attention, causal, mask):
+    return lambda q, k, v: attention(q, keys(attention, q, k), v, causal=causal, key_mask=mask)
+
+
+def reference(attention, causal, mask):
+    def attend(q, k, v):
+        weights = attention.weights(q, keys(attention, q, k), causal=causal, key_mask=mask)
+        return jnp.einsum("bhij,bjhe->bihe", weights, v.astype(jnp.float32)).astype(v.dtype)
+
+    return attend
+
+
+def value_and_gradients(attend, q, k, v):
+    """The output, and the gradients of a fixed weighted sum of it."""
+    cotangent = jax.random.normal(jax.random.key(9), v.shape)
+
+    def loss(q, k, v):
+        out = attend(q, k, v)
+        return (out.astype(jnp.float32) * cotangent).sum(), out
+
+    (_, out), gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))(q, k, v)
+    return (out, *gradients)
+
+
+def assert_close(found, expected, tolerance):
+    """Each array within `tolerance` of the largest value of its expected one."""
+    for a, b in zip(found, expected, strict=True):
+        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1.0, np.abs(b).max()))
