@@ -136,6 +136,11 @@ class Config:
                 f"batches.length is {self.batches.length} but the model has positions for {self.model.max_length} "
                 "tokens: raise model.max_length or shorten batches.length."
             )
+        attention = self.model.attention
+        if self.causal and attention.no_causal:
+            raise InputError(
+                f'objective.kind is "causal", but {attention.kind} attention has no causal form: {attention.no_causal}'
+            )
         for name in ("num_steps", "checkpoint_every", "keep_checkpoints", "log_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")
@@ -215,17 +220,20 @@ def _dataclass_from_plain(expected: Any, value: Any, source: str, path: str) -> 
         raise InputError(f"{where} is {value!r}; it must be an object with fields.")
     value = {key: item for key, item in value.items() if key != "kind" or not _is_mechanism(expected)}
     hints = typing.get_type_hints(expected)
-    names = [f.name for f in dataclasses.fields(expected)]
+    fields = {f.name: f for f in dataclasses.fields(expected)}
+    names = list(fields)
     for key in value:
         if key not in names:
             close = difflib.get_close_matches(key, names, 1)
             hint = f"did you mean {close[0]!r}?" if close else f"the fields are {', '.join(names)}."
             raise InputError(f"{where} has no field {key!r}; {hint}")
-    missing = [name for name in names if name not in value]
+    # Fields that came later have a default that says what the program did before; it may be left out.
+    missing = [name for name in names if name not in value and not fields[name].metadata.get("default_when_absent")]
     if missing:
         raise InputError(f"{where} lacks {', '.join(missing)}.")
     prefix = f"{path}." if path else ""
-    return expected(**{name: _from_plain(hints[name], value[name], source, prefix + name) for name in names})
+    given = [name for name in names if name in value]
+    return expected(**{name: _from_plain(hints[name], value[name], source, prefix + name) for name in given})
 
 
 def _config_folders() -> list[Path]:

@@ -1,10 +1,11 @@
-"""The model: a pre-norm Transformer whose attention is any mechanism, its layers stacked and scanned.
+"""The model: a Transformer whose attention is any mechanism, its layers stacked and scanned.
 
 Axes: B batch, L residues, H heads, D head dim, F embed dim, V vocabulary, N layers.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +14,22 @@ from jaxtyping import Array, Float, Integer
 
 from proteinlm.errors import InputError
 from proteinlm.models.attention import Attention, AttentionConfig, FavorConfig
-from proteinlm.models.positions import LearnedPositions, initial_embedding, positions_of
+from proteinlm.models.decoding import DecodingState
+from proteinlm.models.positions import (
+    LearnedPositions,
+    Rotation,
+    SinusoidalPositions,
+    initial_embedding,
+    positions_of,
+    rotate,
+    rotation_of,
+)
 
 PAD = 0
 """Id of the padding token, in every alphabet."""
+
+# A field that runs saved before it existed do not have; its default is what they did.
+_LATER: dict[str, Any] = {"metadata": {"default_when_absent": True}}
 
 
 @dataclass(frozen=True)
@@ -28,12 +41,20 @@ class ModelConfig:
         num_layers: N.
         num_heads: H; it must divide embed_dim.
         embed_dim: F, the width.
-        mlp_dim: width inside the feed-forward part.
-        max_length: number of learned positions, the longest input.
+        mlp_dim: width inside the feed-forward part. The default is 4 times the default embed_dim, for GEGLU too (the
+            "expansion factor of 4" of PolySketchFormer, appendix I), which then has half as many parameters again.
+        max_length: the longest input, whatever the positions: batches and evaluation are made for it. It is also the
+            number of learned positions.
         dropout: share of the embeddings', attention's and feed-forward's outputs set to 0 in training.
         attention: the mechanism and its settings.
         dtype: of activations and matrix products; parameters, normalisation, attention sums, logits are float32.
         remat: recompute each layer in the backward pass: memory of one layer's activations instead of N layers'.
+        positions: "learned" or "sinusoidal" vectors added to the embeddings; "rotary": queries and keys of every head
+            are turned by their places; "sinusoidal_rotary": both (Transformer++, PolySketchFormer, appendix I).
+        feed_forward: "gelu": down(gelu(up(x))); "geglu": down(gelu(gate(x)) * up(x)) (Shazeer 2020), mlp_dim wide each.
+        norm: "pre": x + f(norm(x)) and a norm after the last layer; "post": norm(x + f(x)) (Vaswani et al. 2017).
+        tied_output: logits are products with the embeddings, plus a bias, as in BERT and ESM; otherwise a layer of
+            their own.
     """
 
     vocab_size: int
@@ -46,6 +67,10 @@ class ModelConfig:
     attention: AttentionConfig = field(default_factory=FavorConfig)
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: bool = False
+    positions: Literal["learned", "sinusoidal", "rotary", "sinusoidal_rotary"] = field(default="learned", **_LATER)
+    feed_forward: Literal["gelu", "geglu"] = field(default="gelu", **_LATER)
+    norm: Literal["pre", "post"] = field(default="pre", **_LATER)
+    tied_output: bool = field(default=False, **_LATER)
 
     def __post_init__(self):
         for name in ("vocab_size", "num_layers", "num_heads", "embed_dim", "mlp_dim", "max_length"):
@@ -57,15 +82,37 @@ class ModelConfig:
             )
         if not 0 <= self.dropout < 1:
             raise InputError(f"model.dropout is {self.dropout}; it must be at least 0 and below 1.")
+        for name in ("dtype", "positions", "feed_forward", "norm"):
+            options = get_args(get_type_hints(ModelConfig)[name])
+            if getattr(self, name) not in options:
+                raise InputError(
+                    f"model.{name} is {getattr(self, name)!r}; it must be one of {', '.join(map(repr, options))}."
+                )
+        if self.rotary and self.head_dim % 2:
+            raise InputError(
+                f"model.positions is {self.positions!r}, which turns pairs of values, but model.embed_dim / "
+                f"model.num_heads is {self.embed_dim} / {self.num_heads} = {self.head_dim}, an odd number."
+            )
+        longest = getattr(self.attention, "max_length", self.max_length)
+        if longest < self.max_length:
+            raise InputError(
+                f"model.attention.max_length is {longest}, below model.max_length, {self.max_length}: "
+                f"{self.attention.kind} attention has no weights for the places beyond."
+            )
 
     @property
     def head_dim(self) -> int:
         """D, the width of one head."""
         return self.embed_dim // self.num_heads
 
+    @property
+    def rotary(self) -> bool:
+        """Whether queries and keys are turned by their places."""
+        return self.positions in ("rotary", "sinusoidal_rotary")
+
 
 class Block(nnx.Module):
-    """One layer: x + attention(norm(x)), then x + MLP(norm(x))."""
+    """One layer: x + attention(norm(x)), then x + MLP(norm(x)); or norm(x + attention(x)), norm(x + MLP(x))."""
 
     def __init__(self, config: ModelConfig, key: jax.Array):
         """Draw the layer's parameters and random features."""
@@ -73,28 +120,56 @@ class Block(nnx.Module):
         mechanism_key, *keys = jax.random.split(key, 7)
         width, mlp = config.embed_dim, config.mlp_dim
         # The two layers that write into the residual stream start smaller, so that its variance does not grow with N.
+        # After each post-norm it is 1 whatever they write: there, a deep model starts near the identity.
         small = 1 / (2 * config.num_layers)
         self.attention_norm = _norm(config.embed_dim)
-        self.query, self.key, self.value = (_linear(config, width, width, k) for k in keys[:3])
+        self.query, self.value = _linear(config, width, width, keys[0]), _linear(config, width, width, keys[2])
+        shared = config.attention.shares_queries_and_keys
+        self.key = None if shared else _linear(config, width, width, keys[1])
         self.out = _linear(config, width, width, keys[3], small)
         self.mechanism = config.attention.build(num_heads=config.num_heads, head_dim=config.head_dim, key=mechanism_key)
         self.mlp_norm = _norm(config.embed_dim)
         self.up = _linear(config, width, mlp, keys[4])
+        gated = config.feed_forward == "geglu"
+        self.gate = _linear(config, width, mlp, jax.random.fold_in(keys[4], 1)) if gated else None
         self.down = _linear(config, mlp, width, keys[5], small)
 
-    def queries_keys_values(self, x: Array) -> tuple[Array, Array, Array]:
-        """Return q, k, v of the layer's input x [B, L, F], each [B, L, H, D]."""
-        x = self.attention_norm(x)
+    def queries_keys_values(self, x: Array, rotation: Rotation | None = None) -> tuple[Array, Array, Array]:
+        """Return q, k, v of the layer's input x [B, L, F], each [B, L, H, D], as attention sees them."""
+        x = self._before(self.attention_norm, x)
         heads = (*x.shape[:2], self.config.num_heads, self.config.head_dim)
-        return self.query(x).reshape(heads), self.key(x).reshape(heads), self.value(x).reshape(heads)
+        q = self.query(x).reshape(heads)
+        k = q if self.key is None else self.key(x).reshape(heads)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        return q, k, self.value(x).reshape(heads)
 
-    def __call__(self, x: Array, mask: Array, causal: bool, dropout_key: jax.Array | None) -> Array:
-        """Return the layer's output, [B, L, F] in the compute dtype."""
+    def feed_forward(self, x: Array) -> Array:
+        """Return the second half's part of x [B, L, F], each residue by itself."""
+        if self.gate is None:
+            return self.down(jax.nn.gelu(self.up(x)))
+        return self.down(jax.nn.gelu(self.gate(x)) * self.up(x))
+
+    def __call__(
+        self, x: Array, attend: "Attend", rotation: Rotation | None, dropout_key: jax.Array | None
+    ) -> tuple[Array, Any]:
+        """Return the layer's output, [B, L, F] in the compute dtype, and what else `attend` returned."""
         keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-        mixed = self.mechanism(*self.queries_keys_values(x), causal=causal, key_mask=mask)
+        mixed, kept = attend(self.mechanism, *self.queries_keys_values(x, rotation))
         x = x + dropout(self.out(mixed.reshape(x.shape)), self.config.dropout, keys[0])
-        hidden = jax.nn.gelu(self.up(self.mlp_norm(x)))
-        return x + dropout(self.down(hidden), self.config.dropout, keys[1])
+        x = self._after(self.attention_norm, x)
+        x = x + dropout(self.feed_forward(self._before(self.mlp_norm, x)), self.config.dropout, keys[1])
+        return self._after(self.mlp_norm, x), kept
+
+    def _before(self, norm: nnx.LayerNorm, x: Array) -> Array:
+        return norm(x) if self.config.norm == "pre" else x
+
+    def _after(self, norm: nnx.LayerNorm, x: Array) -> Array:
+        return x if self.config.norm == "pre" else norm(x).astype(x.dtype)
+
+
+Attend = Callable[[Attention, Array, Array, Array], tuple[Array, Any]]
+"""(mechanism, q, k, v) -> (what residues read, anything to keep of the layer): a forward pass, a prefill, a step."""
 
 
 class ProteinLM(nnx.Module):
@@ -111,10 +186,13 @@ class ProteinLM(nnx.Module):
         self.config, self.causal = config, causal
         token_key, position_key, head_key, block_key = jax.random.split(key, 4)
         self.embedding = nnx.Param(initial_embedding(token_key, config.vocab_size, config.embed_dim))
-        self.positions = LearnedPositions(config.max_length, config.embed_dim, position_key)
+        self.positions = _added_positions(config, position_key)
         self.blocks = nnx.vmap(lambda k: Block(config, k))(jax.random.split(block_key, config.num_layers))
-        self.norm = _norm(config.embed_dim)
-        self.head = _linear(config, config.embed_dim, config.vocab_size, head_key, dtype=jnp.float32)
+        self.norm = _norm(config.embed_dim) if config.norm == "pre" else None
+        if config.tied_output:
+            self.head, self.output_bias = None, nnx.Param(jnp.zeros(config.vocab_size))
+        else:
+            self.head = _linear(config, config.embed_dim, config.vocab_size, head_key, dtype=jnp.float32)
 
     def __call__(self, tokens: Integer[Array, "B L"], *, dropout_key: jax.Array | None = None) -> Float[Array, "B L V"]:
         """Return logits, float32.
@@ -126,36 +204,81 @@ class ProteinLM(nnx.Module):
         Raises:
             ValueError: L is above config.max_length.
         """
-        mask, x = self._embed(tokens)
-        keys = None
+        mask, positions = self._places(tokens)
+        x, keys = self._embed(tokens, positions), None
         if dropout_key is not None and self.config.dropout:
             embedding_key, layers_key = jax.random.split(dropout_key)
             x = dropout(x, self.config.dropout, embedding_key)
             keys = jax.random.split(layers_key, self.config.num_layers)
-        graph, state = nnx.split(self.blocks)
 
-        def layer(x, inputs):
-            state, key = inputs
-            return nnx.merge(graph, state)(x, mask, self.causal, key), None
+        def attend(mechanism, q, k, v, _):
+            return mechanism(q, k, v, causal=self.causal, key_mask=mask), None
 
-        if self.config.remat:
-            layer = jax.checkpoint(layer)
-        x, _ = jax.lax.scan(layer, x, (state, keys))
-        return self.head(self.norm(x))
+        return self._logits(self._layers(x, positions, attend, keys=keys)[0])
 
     def queries_keys(
         self, tokens: Integer[Array, "B L"]
     ) -> tuple[Float[Array, "N B L H D"], Float[Array, "N B L H D"]]:
-        """Return the queries and keys of every layer, as attention sees them in evaluation."""
-        mask, x = self._embed(tokens)
-        graph, state = nnx.split(self.blocks)
+        """Return the queries and keys of every layer, as attention sees them in evaluation: turned, where rotary.
 
-        def layer(x, state):
-            block = nnx.merge(graph, state)
-            q, k, _ = block.queries_keys_values(x)
-            return block(x, mask, self.causal, None), (q, k)
+        A mechanism that shares them sees the queries as keys.
+        """
+        mask, positions = self._places(tokens)
 
-        return jax.lax.scan(layer, x, state)[1]
+        def attend(mechanism, q, k, v, _):
+            return mechanism(q, k, v, causal=self.causal, key_mask=mask), (q, k)
+
+        return self._layers(self._embed(tokens, positions), positions, attend)[1]
+
+    def prefill(self, tokens: Integer[Array, "B L"], max_length: int) -> tuple[Float[Array, "B L V"], DecodingState]:
+        """Read a prompt, for tokens to come one by one.
+
+        Args:
+            tokens: ids; rows may be padded on either side. A row's next token follows its last, wherever that stands.
+            max_length: places that there will be in all: L and one for each step.
+
+        Returns:
+            (logits as of `__call__`, state for `step`).
+
+        Raises:
+            ValueError: the model is not causal; max_length is above config.max_length or below L.
+        """
+        self._check_causal()
+        if not tokens.shape[1] <= max_length <= self.config.max_length:
+            raise ValueError(
+                f"max_length is {max_length}; it must be at least the {tokens.shape[1]} places of tokens and at most "
+                f"the model's max_length of {self.config.max_length}"
+            )
+        mask, positions = self._places(tokens)
+
+        def attend(mechanism, q, k, v, _):
+            return mechanism.prefill(q, k, v, key_mask=mask, max_length=max_length)
+
+        x, layers = self._layers(self._embed(tokens, positions), positions, attend)
+        places = jnp.asarray(tokens.shape[1], jnp.int32)
+        return self._logits(x), DecodingState(layers, mask.sum(axis=1), places, max_length)
+
+    def step(self, tokens: Integer[Array, "B"], state: DecodingState) -> tuple[Float[Array, "B V"], DecodingState]:
+        """Read one more token of each row: (logits for the token after it, new state).
+
+        Equal to `__call__` on all tokens so far. Padding is no exception here: it is read as a token, and what its row
+        gives from then on means nothing.
+
+        Raises:
+            ValueError: the model is not causal; tokens is not one a row; the state's max_length is used up. Under
+                jax.jit, where it is not known what is used up, the logits are NaN instead.
+        """
+        self._check_causal()
+        state.check(tokens)
+        positions = state.positions[:, None]
+
+        def attend(mechanism, q, k, v, layer):
+            return mechanism.step(q, k, v, layer)
+
+        x, layers = self._layers(self._embed(tokens[:, None], positions), positions, attend, memory=state.layers)
+        # Beyond the table JAX would give the last learned position, silently.
+        logits = jnp.where(state.places < state.max_length, self._logits(x)[:, 0], jnp.nan)
+        return logits, DecodingState(layers, state.positions + 1, state.places + 1, state.max_length)
 
     def attention(self, layer: int) -> Attention:
         """Return a layer's mechanism with its own random features.
@@ -177,8 +300,8 @@ class ProteinLM(nnx.Module):
 
         redraw(self.blocks.mechanism, jax.random.split(key, self.config.num_layers))
 
-    def _embed(self, tokens: Array) -> tuple[Array, Array]:
-        """Return the mask [B, L] and the first layer's input [B, L, F]."""
+    def _places(self, tokens: Array) -> tuple[Array, Array]:
+        """Return the mask and the positions of tokens, each [B, L]."""
         if tokens.ndim != 2:
             raise ValueError(f"tokens has shape {tokens.shape}; expected [B, L]")
         if tokens.shape[1] > self.config.max_length:
@@ -186,10 +309,49 @@ class ProteinLM(nnx.Module):
             raise ValueError(
                 f"tokens has {tokens.shape[1]} places, above the model's max_length of {self.config.max_length}"
             )
-        tokens = tokens.astype(jnp.int32)
         mask = tokens != PAD
-        x = self.embedding[...][tokens] + self.positions(positions_of(mask))
-        return mask, x.astype(self.config.dtype)
+        return mask, positions_of(mask)
+
+    def _embed(self, tokens: Array, positions: Array) -> Array:
+        """Return the first layer's input [B, L, F]."""
+        x = self.embedding[...][tokens.astype(jnp.int32)]
+        if self.positions is not None:
+            x = x + self.positions(positions)
+        # Where no norm comes before the first layer, it reads values of size 1 by this (Vaswani et al., section 3.4).
+        x = x if self.config.norm == "pre" else x * self.config.embed_dim**0.5
+        return x.astype(self.config.dtype)
+
+    def _layers(
+        self, x: Array, positions: Array, attend: Callable, *, keys: Array | None = None, memory: Any = None
+    ) -> tuple[Array, Any]:
+        """Return x after all layers, and what `attend` keeps of each, stacked.
+
+        `attend` takes (mechanism, q, k, v, the layer's own part of `memory`); `keys` are of dropout, one a layer.
+        """
+        rotation = rotation_of(positions, self.config.head_dim) if self.config.rotary else None
+        graph, state = nnx.split(self.blocks)
+
+        def layer(x, inputs):
+            state, key, memory = inputs
+            return nnx.merge(graph, state)(x, lambda *qkv: attend(*qkv, memory), rotation, key)
+
+        if self.config.remat:
+            layer = jax.checkpoint(layer)
+        return jax.lax.scan(layer, x, (state, keys, memory))
+
+    def _logits(self, x: Array) -> Array:
+        x = x.astype(jnp.float32) if self.norm is None else self.norm(x)
+        if self.head is not None:
+            return self.head(x)
+        logits = x @ self.embedding[...].T
+        if self.config.norm == "post":
+            # Here x begins as little but the token's own embedding, whose product with itself is near sqrt(F).
+            logits = logits * self.config.embed_dim**-0.5
+        return logits + self.output_bias[...][None, None]
+
+    def _check_causal(self) -> None:
+        if not self.causal:
+            raise ValueError("the model is bidirectional: its tokens see later ones, so it cannot go token by token")
 
 
 def dropout(x: Array, rate: float, key: jax.Array | None) -> Array:
@@ -202,6 +364,12 @@ def dropout(x: Array, rate: float, key: jax.Array | None) -> Array:
 def num_parameters(model: ProteinLM) -> int:
     """Return the number of trained parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+
+
+def _added_positions(config: ModelConfig, key: jax.Array) -> LearnedPositions | SinusoidalPositions | None:
+    if config.positions == "learned":
+        return LearnedPositions(config.max_length, config.embed_dim, key)
+    return None if config.positions == "rotary" else SinusoidalPositions(config.embed_dim)
 
 
 def _norm(width: int) -> nnx.LayerNorm:
