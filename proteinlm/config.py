@@ -19,7 +19,13 @@ from typing import Any, Literal
 from proteinlm.data import alphabet
 from proteinlm.data.batches import BatchesConfig
 from proteinlm.errors import InputError
-from proteinlm.models.attention import FavorConfig, GeneralizedConfig, IdentityConfig, SoftmaxConfig
+from proteinlm.models.attention import (
+    FavorConfig,
+    GeneralizedConfig,
+    IdentityConfig,
+    PolySketchConfig,
+    SoftmaxConfig,
+)
 from proteinlm.models.transformer import ModelConfig
 
 VOCAB_SIZE = alphabet.SIZE
@@ -34,6 +40,7 @@ __all__ = [
     "ModelConfig",
     "ObjectiveConfig",
     "OptimizerConfig",
+    "PolySketchConfig",
     "SoftmaxConfig",
     "load_config",
 ]

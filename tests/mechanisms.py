@@ -6,7 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from proteinlm.models.attention import FavorConfig, GeneralizedConfig, IdentityConfig, SoftmaxConfig
+from proteinlm.models.attention import (
+    FavorConfig,
+    GeneralizedConfig,
+    IdentityConfig,
+    PolySketchConfig,
+    SoftmaxConfig,
+)
 from proteinlm.models.attention.base import MechanismConfig
 
 B, H, D, E = 2, 2, 6, 5
@@ -21,6 +27,8 @@ class Case:
         mixes: a residue reads others.
         equivariant: bidirectional attention knows nothing of places.
         tolerance: of values and gradients in float32, relative to the largest.
+        bfloat16: the same for bfloat16 inputs: the rounding of results and cotangents, 2^-8, enlarged where
+            denominators come near 0.
     """
 
     config: MechanismConfig
@@ -28,13 +36,23 @@ class Case:
     mixes: bool = True
     equivariant: bool = True
     tolerance: float = 2e-5
+    bfloat16: float = 1e-2
+
+
+# Where the denominator comes near 0, 1 / den^2 in the gradient enlarges rounding.
+SIGNED = {"tolerance": 2e-4, "bfloat16": 5e-2}
 
 
 def generalized(function, **changes):
-    # Where the denominator comes near 0, 1 / den^2 in the gradient enlarges the rounding of float32.
     positive = function in ("relu", "sigmoid", "exp", "abs")
     config = GeneralizedConfig(function=function, num_features=10, chunk_size=4)
-    return Case(config, averages=positive, tolerance=2e-5 if positive else 2e-4, **changes)
+    return Case(config, averages=positive, **({} if positive else SIGNED), **changes)
+
+
+def polysketch(*, local, **options):
+    # Places matter to local blocks alone.
+    config = PolySketchConfig(sketch_size=4, block_size=4, local=local, **options)
+    return Case(config, averages=False, equivariant=not local, **({} if config.nonnegative else SIGNED))
 
 
 CASES = {
@@ -42,6 +60,13 @@ CASES = {
     "favor": Case(FavorConfig(num_features=10, chunk_size=4)),
     "returns_v": Case(IdentityConfig(), mixes=False),
     **{name: generalized(name) for name in ("relu", "sigmoid", "exp", "abs", "gelu", "cos", "tanh", "identity")},
+    "polysketch": polysketch(local=True, learned=True),
+    "polysketch_learned": polysketch(local=False, learned=True),
+    "polysketch_random": polysketch(local=False, learned=False),
+    "polysketch_random_local": polysketch(local=True, learned=False),
+    "polysketch_8": polysketch(local=True, learned=False, degree=8),
+    "polysketch_2": polysketch(local=False, learned=False, degree=2),
+    "polysketch_signed": polysketch(local=False, learned=False, nonnegative=False),
 }
 CAUSAL = [name for name, case in CASES.items() if not case.config.no_causal]
 MODES = [(name, causal) for name in CASES for causal in (False, True) if not causal or name in CAUSAL]

@@ -4,12 +4,20 @@ from proteinlm.models.attention.base import Attention, Projection
 from proteinlm.models.attention.favor import FavorConfig
 from proteinlm.models.attention.generalized import GeneralizedConfig
 from proteinlm.models.attention.identity import IdentityConfig
+from proteinlm.models.attention.polysketch import PolySketchConfig
 from proteinlm.models.attention.softmax import SoftmaxConfig
 
-AttentionConfig = SoftmaxConfig | FavorConfig | GeneralizedConfig | IdentityConfig
+AttentionConfig = SoftmaxConfig | FavorConfig | GeneralizedConfig | IdentityConfig | PolySketchConfig
 
 ATTENTION: dict[str, type] = {
-    config.kind: config for config in (SoftmaxConfig, FavorConfig, GeneralizedConfig, IdentityConfig)
+    config.kind: config
+    for config in (
+        SoftmaxConfig,
+        FavorConfig,
+        GeneralizedConfig,
+        IdentityConfig,
+        PolySketchConfig,
+    )
 }
 
 __all__ = [
@@ -19,6 +27,7 @@ __all__ = [
     "FavorConfig",
     "GeneralizedConfig",
     "IdentityConfig",
+    "PolySketchConfig",
     "Projection",
     "SoftmaxConfig",
 ]

@@ -20,6 +20,12 @@ Denominators. `min_denominator` None is for kernels that are never negative: a d
 is nothing to attend to (or that all features underflow), and the row is 0. A number is for kernels of any sign: the
 denominator keeps its sign (0 counts as positive) and is moved to at least that distance from 0, which bounds values and
 gradients; the weights of such a row do not sum to 1. Either way a row that sees no key gives 0 with gradient 0.
+`constant` is added to the sum of scores first (PolySketchFormer's 1 + sum).
+
+Scores inside a chunk. Where phi(x).phi(y) is a function of a shorter product, kernel(l(x).l(y)), the causal form takes
+that: l is `Features.local`, the function `local_kernel` (PolySketchFormer, section 3.1: (x.y)^2 in O(C^2 r), never the
+r^2 features). With `exact_blocks` the scores inside a chunk are others than phi's (section 3.2: exact ones), so the
+chunk is part of what is computed, causal or not.
 """
 
 import abc
@@ -41,10 +47,17 @@ _NOTHING = 1e-18
 
 
 class Features(NamedTuple):
-    """Values of a feature map, float32 [N, C, M], that still lack a factor exp(log_scale), [N, C] (None: 1)."""
+    """Values of a feature map.
+
+    Attributes:
+        values: float32 [N, C, M].
+        log_scale: [N, C]; the values still lack a factor exp(log_scale). None is a factor of 1.
+        local: [N, C, W], what `local_kernel` reads; None where there is none.
+    """
 
     values: Array
     log_scale: Array | None = None
+    local: Array | None = None
 
 
 FeatureMap = Callable[[Array], Features]
@@ -89,9 +102,12 @@ def linear_attention(
     key_features: FeatureMap,
     causal: bool,
     key_mask: Bool[Array, "B L"] | None = None,
-    chunk_size: int = 128,
+    chunk_size: int = 0,
     renormalize: bool = True,
     min_denominator: float | None = None,
+    constant: float = 0.0,
+    local_kernel: Callable[[Array], Array] | None = None,
+    exact_blocks: bool = False,
     state: State | None = None,
 ) -> tuple[Float[Array, "B L H E"], State]:
     """Attend in time O(L M E) and memory O(L), plus a state for each chunk in the backward pass.
@@ -101,16 +117,17 @@ def linear_attention(
         query_features: and `key_features`: called on chunks [B * H, C, D] in float32.
         causal: residue i sees the given state and residues 0 to i; otherwise the state and all residues.
         key_mask: False for keys that nobody sees.
-        chunk_size: C; L need not be a multiple, and C may exceed L.
+        chunk_size: C; L need not be a multiple, and C may exceed L. 0 takes the size that is fast on this backend.
         renormalize: divide by the sum of scores (D^-1 in the paper); otherwise the sum itself is returned.
-        min_denominator: see the top of this file.
+        min_denominator: and `constant`, `local_kernel`, `exact_blocks`: see the top of this file. The local kernel of 0
+            is 0, and its feature map has no log scale.
         state: what earlier keys left (from `empty_state` or an earlier call); None is nothing.
 
     Returns:
         (output in the values' dtype, state after these keys).
     """
     batch, length, heads, width = v.shape
-    chunk = min(chunk_size, length)
+    chunk = min(chunk_size or fast_chunk_size(), length)
     if state is None:
         state = empty_state(key_features, batch * heads, q.shape[-1], width)
     queries, keys, values = (_split(x, chunk) for x in (q, k, v))
@@ -119,7 +136,7 @@ def linear_attention(
     def read(sums: Array, query_scale: Array | None, key_scale: Array | None) -> Array:
         """Turn sums over [v | 1] into the output; the scales matter only where nothing divides them out."""
         if renormalize:
-            return divide(sums[..., :-1], sums[..., -1], min_denominator).astype(v.dtype)
+            return divide(sums[..., :-1], sums[..., -1] + constant, min_denominator).astype(v.dtype)
         out = sums[..., :-1]
         for scale in (query_scale, key_scale):
             out = out if scale is None else out * jnp.exp(scale)[..., None]
@@ -130,7 +147,7 @@ def linear_attention(
         phi_q = query_features(q.astype(jnp.float32))
         phi_k = _visible_features(key_features(k.astype(jnp.float32)), visible)
         v_one = _with_ones(v)
-        sums, running = _causal_chunk(state, phi_q.values, phi_k, v_one)
+        sums, running = _causal_chunk(state, phi_q, phi_k, v_one, local_kernel)
         return _absorb(state, phi_k, v_one), read(sums, phi_q.log_scale, running)
 
     def absorb_step(state: State, inputs: tuple) -> tuple[State, None]:
@@ -140,14 +157,39 @@ def linear_attention(
     def read_step(state: State, q: Array) -> tuple[State, Array]:
         phi_q = query_features(q.astype(jnp.float32))
         scale = None if state.maximum is None else state.maximum[:, None]
-        return state, read(jnp.einsum("ncm,nme->nce", phi_q.values, state.sums), phi_q.log_scale, scale)
+        return state, read(_read_state(state, phi_q.values), phi_q.log_scale, scale)
+
+    def block_step(state: State, inputs: tuple) -> tuple[State, Array]:
+        """Sums over the chunk itself, in both directions, and over what the scan has passed."""
+        q, k, v, visible = inputs
+        phi_q, phi_k = query_features(q.astype(jnp.float32)), key_features(k.astype(jnp.float32))
+        phi_k, v_one = _visible_features(phi_k, visible), _with_ones(v)
+        sums = jnp.einsum("nij,nje->nie", _local_scores(phi_q, phi_k, local_kernel), v_one)
+        return _absorb(state, phi_k, v_one), sums + _read_state(state, phi_q.values)
+
+    def beyond_step(state: State, inputs: tuple) -> tuple[State, Array]:
+        q, k, v, visible, sums = inputs
+        sums = sums + _read_state(state, query_features(q.astype(jnp.float32)).values)
+        phi_k = _visible_features(key_features(k.astype(jnp.float32)), visible)
+        return _absorb(state, phi_k, _with_ones(v)), read(sums, None, None)
 
     if causal:
         state, out = jax.lax.scan(jax.checkpoint(causal_step), state, (queries, keys, values, visible))
+    elif exact_blocks:
+        # Other chunks are those before and those after, each summed by a scan: nothing is subtracted.
+        nothing = empty_state(key_features, batch * heads, q.shape[-1], width)
+        state, sums = jax.lax.scan(jax.checkpoint(block_step), state, (queries, keys, values, visible))
+        inputs = (queries, keys, values, visible, sums)
+        _, out = jax.lax.scan(jax.checkpoint(beyond_step), nothing, inputs, reverse=True)
     else:
         state, _ = jax.lax.scan(jax.checkpoint(absorb_step), state, (keys, values, visible))
         _, out = jax.lax.scan(jax.checkpoint(read_step), state, queries)
     return _join(out, batch, length, heads), state
+
+
+def fast_chunk_size() -> int:
+    """Return the default C: small products stay in a CPU's caches, an accelerator wants large ones."""
+    return 64 if jax.default_backend() == "cpu" else 256
 
 
 def empty_state(key_features: FeatureMap, rows: int, dim: int, value_dim: int) -> State:
@@ -170,13 +212,17 @@ def divide(
 
 
 def _causal_chunk(
-    state: State, phi_q: Float[Array, "N C M"], phi_k: Features, v_one: Float[Array, "N C F"]
+    state: State,
+    phi_q: Features,
+    phi_k: Features,
+    v_one: Float[Array, "N C F"],
+    local_kernel: Callable[[Array], Array] | None,
 ) -> tuple[Float[Array, "N C F"], Float[Array, "N C"] | None]:
     """Return sums over the state and the chunk's keys up to each query, divided by exp(M_i), and M_i."""
-    length = phi_q.shape[1]
+    length = phi_q.values.shape[1]
     past = jnp.tril(jnp.ones((length, length), bool))[None]
-    scores = jnp.einsum("nim,njm->nij", phi_q, phi_k.values)
-    from_state = jnp.einsum("ncm,nme->nce", phi_q, state.sums)
+    scores = _local_scores(phi_q, phi_k, local_kernel)
+    from_state = _read_state(state, phi_q.values)
     if phi_k.log_scale is None or state.maximum is None:
         return jnp.einsum("nij,nje->nie", jnp.where(past, scores, 0.0), v_one) + from_state, None
     # M_i only moves a factor between sums and exponents, so no gradient goes through it.
@@ -186,6 +232,19 @@ def _causal_chunk(
     decay = jnp.exp(jnp.where(past, phi_k.log_scale[:, None, :] - running[:, :, None], NEVER))
     from_state = from_state * jnp.exp(state.maximum[:, None] - running)[..., None]
     return jnp.einsum("nij,nje->nie", scores * decay, v_one) + from_state, running
+
+
+def _local_scores(
+    phi_q: Features, phi_k: Features, local_kernel: Callable[[Array], Array] | None
+) -> Float[Array, "N C C"]:
+    """Return the scores inside a chunk, of all pairs."""
+    if local_kernel is None or phi_q.local is None or phi_k.local is None:
+        return jnp.einsum("nim,njm->nij", phi_q.values, phi_k.values)
+    return local_kernel(jnp.einsum("niw,njw->nij", phi_q.local, phi_k.local))
+
+
+def _read_state(state: State, phi_q: Float[Array, "N C M"]) -> Float[Array, "N C F"]:
+    return jnp.einsum("ncm,nme->nce", phi_q, state.sums)
 
 
 def _absorb(state: State, phi_k: Features, v_one: Float[Array, "N C F"]) -> State:
@@ -202,9 +261,11 @@ def _visible_features(features: Features, visible: Bool[Array, "N C"] | None) ->
     """Silence masked keys: phi becomes 0 (kernel_epsilon makes phi(0) > 0), the log scale log 0."""
     if visible is None:
         return features
-    values, scale = features
+    values, scale, local = features
     return Features(
-        jnp.where(visible[..., None], values, 0.0), None if scale is None else jnp.where(visible, scale, NEVER)
+        jnp.where(visible[..., None], values, 0.0),
+        None if scale is None else jnp.where(visible, scale, NEVER),
+        None if local is None else jnp.where(visible[..., None], local, 0.0),
     )
 
 

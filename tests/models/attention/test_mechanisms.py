@@ -57,7 +57,7 @@ def test_bfloat16_inputs_accumulate_in_float32(name, causal):
     assert all(x.dtype == jnp.bfloat16 for x in found)
     wide = [x.astype(jnp.float32) for x in (q, k, v)]
     expected = value_and_gradients(reference(attention, causal, None), *wide)
-    assert_close(found, expected, 1e-2)
+    assert_close(found, expected, CASES[name].bfloat16)
 
 
 @modes
@@ -72,7 +72,7 @@ def test_one_hot_values_read_the_matrix(name, causal):
     assert weights.shape == (B, H, length, length)
     assert weights.dtype == jnp.float32
     scale = max(1.0, float(jnp.abs(weights).max()))
-    np.testing.assert_allclose(out[..., :-1], weights, rtol=0, atol=1e-5 * scale)
+    np.testing.assert_allclose(out[..., :-1], weights, rtol=0, atol=max(1e-5, CASES[name].tolerance / 2) * scale)
     if averages:
         np.testing.assert_allclose(out[..., -1], 1.0, atol=1e-5)
         assert (weights >= 0).all()

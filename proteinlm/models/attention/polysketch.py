@@ -1,0 +1,239 @@
+"""Polysketch attention: polynomial attention of degree p in linear time (PolySketchFormer, sections 2.2 to 3.2).
+
+    out_i = sum_j s(i, j) v_j / (1 + sum_j s(i, j)),    s(i, j) = <S(q'_i), S(k'_j)>^2  ~  <q'_i, k'_j>^p
+
+q' and k' are layer-normalised and divided by sqrt(beta) (QKNorm), S is a sketch of degree p / 2 (sketch.py), random
+or learned, one for all heads, queries and keys. The square makes scores non-negative; as features it is
+self-tensoring, r (r + 1) / 2 of them. Without it (`nonnegative` False) S has degree p and s = <S(q'), S(k')> has any
+sign (Algorithm 1's PolySketchWithNegativity).
+
+Local blocks. With `local`, residues of one block of `block_size` have the exact score <q'_i, k'_j>^p. Blocks are counted
+from a row's first residue, wherever padding lies, and the same in both modes: the paper has the causal one alone. A
+padded query reads 0 then.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from proteinlm.errors import InputError
+from proteinlm.models.attention.base import Attention, MechanismConfig, left_aligned, restored, visible_pairs
+from proteinlm.models.attention.linear import Features, State, divide, linear_attention
+from proteinlm.models.attention.polynomial import QKNorm
+from proteinlm.models.attention.sketch import LearnedSketch, RandomSketch, self_tensor
+
+
+@dataclass(frozen=True)
+class PolySketchConfig(MechanismConfig):
+    """Polysketch attention; the defaults are the paper's best (learned + local, r = 32).
+
+    Attributes:
+        degree: p, a power of two of at least 2 (2 needs no sketch: the features are exact).
+        sketch_size: r; the paper has 32 and 64.
+        learned: trained networks in place of Gaussian matrices (Algorithm 2).
+        local: exact scores inside blocks (section 3.2).
+        block_size: b, of these blocks; it is part of the model if `local`, otherwise nothing but speed.
+        nonnegative: self-tensoring; without it scores and denominators can have any sign.
+        beta: scores are <LN(q), LN(k)> / beta; 0 means sqrt(D).
+        min_denominator: if not `nonnegative`, the least distance of 1 + sum from 0 (see linear.py).
+    """
+
+    kind: ClassVar[str] = "polysketch"
+    degree: int = 4
+    sketch_size: int = 32
+    learned: bool = True
+    local: bool = True
+    block_size: int = 1024
+    nonnegative: bool = True
+    beta: float = 0.0
+    min_denominator: float = 1e-3
+
+    def __post_init__(self):
+        if self.degree < 2 or self.degree & (self.degree - 1):
+            raise InputError(
+                f"attention.degree is {self.degree}; a sketch halves it level by level, so it must be 2, 4, 8, ..."
+            )
+        for name in ("sketch_size", "block_size"):
+            if getattr(self, name) < 1:
+                raise InputError(f"attention.{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.beta < 0:
+            raise InputError(f"attention.beta is {self.beta}; it must be above 0, or 0 for sqrt(D).")
+        if self.min_denominator <= 0:
+            raise InputError(f"attention.min_denominator is {self.min_denominator}; it must be above 0.")
+
+    def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "PolySketchAttention":
+        """Return the mechanism; one sketch serves all heads, queries and keys."""
+        return PolySketchAttention(self, num_heads=num_heads, head_dim=head_dim, key=key)
+
+
+class LocalState(NamedTuple):
+    """What Polysketch with local blocks remembers.
+
+    Attributes:
+        before: sums over the complete blocks.
+        block: sums over the block that is not complete yet; it joins `before` when it is.
+        keys: float32 [B, b, H, D], normalised keys of that block.
+        values: float32 [B, b, H, E], its values.
+        count: int32 [B], residues so far.
+    """
+
+    before: State
+    block: State
+    keys: Array
+    values: Array
+    count: Array
+
+
+class PolySketchAttention(Attention):
+    """Polysketch attention of one layer."""
+
+    def __init__(self, config: PolySketchConfig, *, num_heads: int, head_dim: int, key: jax.Array):
+        """Draw the sketch."""
+        super().__init__(config, num_heads=num_heads, head_dim=head_dim)
+        self.norm = QKNorm(head_dim, beta=config.beta or None)
+        kind = LearnedSketch if config.learned else RandomSketch
+        degree = config.degree // 2 if config.nonnegative else config.degree
+        self.sketch = kind(dim=head_dim, degree=degree, size=config.sketch_size, key=key)
+
+    def redraw(self, key: jax.Array) -> None:
+        """Draw a new random sketch; a learned one stays. A pure function of the key."""
+        if isinstance(self.sketch, RandomSketch):
+            self.sketch.redraw(key)
+
+    def _features(self, x: Float[Array, "N C D"]) -> Features:
+        """Return the features of normalised queries or keys, and what scores inside a chunk are made of."""
+        sketch = self.sketch(x)
+        if not self.config.nonnegative:
+            return Features(sketch, local=x if self.config.local else None)
+        return Features(self_tensor(sketch), local=x if self.config.local else sketch)
+
+    def _options(self) -> dict[str, Any]:
+        config = self.config
+        degree = config.degree if config.local else 2
+        return {
+            "query_features": self._features,
+            "key_features": self._features,
+            "chunk_size": config.block_size,
+            "constant": 1.0,
+            "min_denominator": None if config.nonnegative else config.min_denominator,
+            "local_kernel": (lambda s: s**degree) if config.local or config.nonnegative else None,
+            "exact_blocks": config.local,
+        }
+
+    def _attend(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        v: Float[Array, "B L H E"],
+        causal: bool,
+        key_mask: Bool[Array, "B L"] | None,
+    ) -> Float[Array, "B L H E"]:
+        q, k = self.norm(q, k)
+        if key_mask is None or not self.config.local:
+            return linear_attention(q, k, v, causal=causal, key_mask=key_mask, **self._options())[0]
+        q, k, v, mask = left_aligned(key_mask, q, k, v, key_mask)
+        return restored(key_mask, linear_attention(q, k, v, causal=causal, key_mask=mask, **self._options())[0])
+
+    def _weights(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        causal: bool,
+        key_mask: Bool[Array, "B L"] | None,
+    ) -> Float[Array, "B H L L"]:
+        """s(i, j) / (1 + sum_j s(i, j))."""
+        q, k = (x.swapaxes(1, 2) for x in self.norm(q, k))
+        sketch_q, sketch_k = (self.sketch(x.reshape(-1, *x.shape[2:])).reshape(*x.shape[:3], -1) for x in (q, k))
+        scores = jnp.einsum("bhir,bhjr->bhij", sketch_q, sketch_k)
+        scores = scores**2 if self.config.nonnegative else scores
+        pairs = visible_pairs(q.shape[2], causal, key_mask)
+        if self.config.local:
+            seen = jnp.ones((1, q.shape[2]), bool) if key_mask is None else key_mask
+            block = (jnp.cumsum(seen, axis=1) - 1) // self.config.block_size
+            same = (block[:, None, :, None] == block[:, None, None, :]) & pairs
+            scores = jnp.where(same, jnp.einsum("bhid,bhjd->bhij", q, k) ** self.config.degree, scores)
+            pairs = pairs & seen[:, None, :, None]
+        scores = jnp.where(pairs, scores, 0.0)
+        least = None if self.config.nonnegative else self.config.min_denominator
+        return divide(scores, 1 + scores.sum(-1), least)
+
+    def _prefill(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        v: Float[Array, "B L H E"],
+        key_mask: Bool[Array, "B L"] | None,
+        max_length: int,
+    ) -> tuple[Float[Array, "B L H E"], Any]:
+        q, k = self.norm(q, k)
+        if not self.config.local:
+            return linear_attention(q, k, v, causal=True, key_mask=key_mask, **self._options())
+        batch, length = q.shape[:2]
+        mask = jnp.ones((batch, length), bool) if key_mask is None else key_mask
+        q, k, v, mask = left_aligned(key_mask, q, k, v, mask)
+        out, _ = linear_attention(q, k, v, causal=True, key_mask=mask, **self._options())
+        return restored(key_mask, out), self._local_state(k, v, mask)
+
+    def _local_state(
+        self, k: Float[Array, "B L H D"], v: Float[Array, "B L H E"], mask: Bool[Array, "B L"]
+    ) -> LocalState:
+        """Return the state after left-aligned, normalised keys."""
+        size, count = self.config.block_size, mask.sum(1).astype(jnp.int32)
+        place = jnp.arange(mask.shape[1])[None]
+        complete = place < (count // size * size)[:, None]
+        options = self._options() | {"exact_blocks": False}
+        before, block = (
+            linear_attention(k, k, v, causal=False, key_mask=part, **options)[1]
+            for part in (complete, mask & ~complete)
+        )
+        # Rows of the block; what lies past the row's end is not read before it is written over.
+        rows = jnp.minimum((count // size * size)[:, None] + jnp.arange(size)[None], mask.shape[1] - 1)
+        keys, values = (jnp.take_along_axis(x.astype(jnp.float32), rows[:, :, None, None], axis=1) for x in (k, v))
+        return LocalState(before, block, keys, values, count)
+
+    def _step(
+        self, q: Float[Array, "B 1 H D"], k: Float[Array, "B 1 H D"], v: Float[Array, "B 1 H E"], state: Any
+    ) -> tuple[Float[Array, "B 1 H E"], Any]:
+        q, k = self.norm(q, k)
+        if not self.config.local:
+            return linear_attention(q, k, v, causal=True, state=state, **self._options())
+        return self._local_step(q, k, v, state)
+
+    def _local_step(
+        self, q: Float[Array, "B 1 H D"], k: Float[Array, "B 1 H D"], v: Float[Array, "B 1 H E"], state: LocalState
+    ) -> tuple[Float[Array, "B 1 H E"], LocalState]:
+        config, (batch, _, heads, _) = self.config, q.shape
+        place = state.count % config.block_size
+        put = jax.vmap(lambda rows, row, i: jax.lax.dynamic_update_slice_in_dim(rows, row, i, 0))
+        keys = put(state.keys, k, place)
+        values = put(state.values, v.astype(jnp.float32), place)
+        scores = jnp.einsum("bhd,bjhd->bhj", q[:, 0], keys) ** config.degree
+        scores = jnp.where((jnp.arange(config.block_size)[None] <= place[:, None])[:, None], scores, 0.0)
+        phi_q, phi_k = (self._features(x.reshape(batch * heads, 1, -1)).values for x in (q, k))
+        far = jnp.einsum("ncm,nme->ne", phi_q, state.before.sums).reshape(batch, heads, -1)
+        numerator = jnp.einsum("bhj,bjhe->bhe", scores, values) + far[..., :-1]
+        least = None if config.nonnegative else config.min_denominator
+        out = divide(numerator, 1 + scores.sum(-1) + far[..., -1], least)[:, None].astype(v.dtype)
+        return out, self._with_token(state, phi_k, v, keys, values)
+
+    def _with_token(
+        self,
+        state: LocalState,
+        phi_k: Float[Array, "N 1 M"],
+        v: Float[Array, "B 1 H E"],
+        keys: Float[Array, "B b H D"],
+        values: Float[Array, "B b H E"],
+    ) -> LocalState:
+        """Return the state with one more token; a complete block moves to `before`."""
+        batch, _, heads, width = v.shape
+        v_one = jnp.pad(
+            v.astype(jnp.float32).reshape(batch * heads, 1, width), ((0, 0), (0, 0), (0, 1)), constant_values=1.0
+        )
+        block = state.block.sums + jnp.einsum("ncm,nce->nme", phi_k, v_one)
+        count = state.count + 1
+        complete = jnp.repeat(count % self.config.block_size == 0, heads)[:, None, None]
+        before = state.before.sums + jnp.where(complete, block, 0.0)
+        return LocalState(State(before, None), State(jnp.where(complete, 0.0, block), None), keys, values, count)
