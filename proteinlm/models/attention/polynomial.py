@@ -3,14 +3,102 @@
     A_ij = <q'_i, k'_j>^p / (1 + sum_j <q'_i, k'_j>^p)
 
 with q' and k' layer-normalised. The 1 keeps the denominator away from 0: weights sum to den / (1 + den), not to 1.
+Time O(L^2), memory linear in L: in blocks (exact.py).
 """
+
+from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
+
+from proteinlm.errors import InputError
+from proteinlm.models.attention.base import Attention, MechanismConfig, visible_pairs
+from proteinlm.models.attention.cache import KeyValueCache, appended, filled
+from proteinlm.models.attention.exact import Power, attend_from_last, exact_attention
 
 _EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class PolynomialConfig(MechanismConfig):
+    """Exact polynomial attention.
+
+    Attributes:
+        degree: p, even: 4 or 8 in the paper's language models.
+        beta: scores are <LN(q), LN(k)> / beta; None is sqrt(D), see `QKNorm`.
+        block_size: residues of a block; speed and memory alone depend on it.
+    """
+
+    kind: ClassVar[str] = "polynomial"
+    degree: int = 4
+    beta: float | None = None
+    block_size: int = 256
+
+    def __post_init__(self):
+        if self.degree < 2 or self.degree % 2:
+            raise InputError(f"attention.degree is {self.degree}; it must be even and at least 2.")
+        if self.beta is not None and self.beta <= 0:
+            raise InputError(f"attention.beta is {self.beta}; it must be above 0.")
+        if self.block_size < 1:
+            raise InputError(f"attention.block_size is {self.block_size}; it must be at least 1.")
+
+    def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "PolynomialAttention":
+        """Return the mechanism; its normalisations start plain, so it draws nothing."""
+        return PolynomialAttention(self, num_heads=num_heads, head_dim=head_dim)
+
+
+class PolynomialAttention(Attention):
+    """Exact polynomial attention of one layer; one pair of normalisations serves all heads."""
+
+    def __init__(self, config: PolynomialConfig, *, num_heads: int, head_dim: int):
+        """Make the normalisations."""
+        super().__init__(config, num_heads=num_heads, head_dim=head_dim)
+        self.norm = QKNorm(head_dim, beta=config.beta)
+
+    def _attend(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        v: Float[Array, "B L H E"],
+        causal: bool,
+        key_mask: Bool[Array, "B L"] | None,
+    ) -> Float[Array, "B L H E"]:
+        kernel, block_size = Power(self.config.degree), self.config.block_size
+        return exact_attention(*self.norm(q, k), v, kernel, causal=causal, key_mask=key_mask, block_size=block_size)
+
+    def _weights(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        causal: bool,
+        key_mask: Bool[Array, "B L"] | None,
+    ) -> Float[Array, "B H L L"]:
+        """A^(p) of equation 2."""
+        q, k = self.norm(q, k)
+        powers = jnp.einsum("bihd,bjhd->bhij", q, k) ** self.config.degree
+        powers = jnp.where(visible_pairs(q.shape[1], causal, key_mask), powers, 0.0)
+        return powers / (1 + powers.sum(-1, keepdims=True))
+
+    def _prefill(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        v: Float[Array, "B L H E"],
+        key_mask: Bool[Array, "B L"] | None,
+        max_length: int,
+    ) -> tuple[Float[Array, "B L H E"], KeyValueCache]:
+        return self._attend(q, k, v, True, key_mask), filled(k, v, key_mask, max_length)
+
+    def _step(
+        self, q: Float[Array, "B 1 H D"], k: Float[Array, "B 1 H D"], v: Float[Array, "B 1 H E"], state: KeyValueCache
+    ) -> tuple[Float[Array, "B 1 H E"], KeyValueCache]:
+        # The keys as they came are half the memory of normalised ones where they are bfloat16.
+        cache = appended(state, k, v)
+        q, k = self.norm(q, cache.keys)
+        return attend_from_last(q, k, cache.values, Power(self.config.degree), cache.visible), cache
 
 
 class QKNorm(nnx.Module):

@@ -1,21 +1,46 @@
-"""Exact softmax attention: softmax(q.k / sqrt(D)) v (Performer paper, equations 1 and 2). Time and memory O(L^2)."""
+"""Exact softmax attention: softmax(q.k / sqrt(D)) v (Performer paper, equations 1 and 2).
+
+Time O(L^2), memory linear in L: by blocks (exact.py), or by cuDNN's flash attention where that is there and fits.
+"""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from proteinlm.models.attention.base import Attention, MechanismConfig, visible_pairs
+from proteinlm.errors import InputError
+from proteinlm.models.attention.base import Attention, MechanismConfig, left_aligned, restored, visible_pairs
+from proteinlm.models.attention.cache import KeyValueCache, appended, filled
+from proteinlm.models.attention.exact import Softmax, attend_from_last, exact_attention
 from proteinlm.models.attention.linear import NEVER
+
+Implementation = Literal["auto", "blocks", "cudnn"]
 
 
 @dataclass(frozen=True)
 class SoftmaxConfig(MechanismConfig):
-    """Exact softmax attention; nothing to set."""
+    """Exact softmax attention.
+
+    Attributes:
+        implementation: "blocks" works everywhere; "cudnn" is the flash kernel of jax.nn.dot_product_attention, for
+            bfloat16 and float16 on NVIDIA GPUs; "auto" takes cuDNN's where it fits, else blocks.
+        block_size: residues of a block; speed and memory alone depend on it.
+    """
 
     kind: ClassVar[str] = "softmax"
+    implementation: Implementation = "auto"
+    block_size: int = 256
+
+    def __post_init__(self):
+        if self.implementation not in get_args(Implementation):
+            raise InputError(
+                f"attention.implementation is {self.implementation!r}; it must be one of "
+                f"{', '.join(get_args(Implementation))}."
+            )
+        if self.block_size < 1:
+            raise InputError(f"attention.block_size is {self.block_size}; it must be at least 1.")
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "SoftmaxAttention":
         """Return the mechanism; it draws nothing."""
@@ -23,7 +48,7 @@ class SoftmaxConfig(MechanismConfig):
 
 
 class SoftmaxAttention(Attention):
-    """Exact softmax attention of one layer: products add up in float32, the softmax is float32."""
+    """Exact softmax attention of one layer: scores, softmax and sums are float32 whatever the inputs are."""
 
     def _attend(
         self,
@@ -33,14 +58,10 @@ class SoftmaxAttention(Attention):
         causal: bool,
         key_mask: Bool[Array, "B L"] | None,
     ) -> Float[Array, "B L H E"]:
-        scores = jnp.einsum("bihd,bjhd->bhij", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
-        scores = jnp.where(visible_pairs(q.shape[1], causal, key_mask), scores, NEVER)
-        largest = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
-        # Where nothing is seen, 0 instead of the maximum makes every exponential of the row 0.
-        weights = jnp.exp(scores - jnp.where(largest > NEVER, largest, 0.0))
-        total = weights.sum(-1)
-        out = jnp.einsum("bhij,bjhe->bihe", weights, v.astype(jnp.float32))
-        return (out / jnp.where(total > 0, total, 1.0).transpose(0, 2, 1)[..., None]).astype(v.dtype)
+        if chosen(self.config.implementation, _platform(), q, k, v) == "cudnn":
+            return flash_attention(q, k, v, causal, key_mask)
+        block_size = self.config.block_size
+        return exact_attention(q, k, v, self._kernel(), causal=causal, key_mask=key_mask, block_size=block_size)
 
     def _weights(
         self,
@@ -52,3 +73,82 @@ class SoftmaxAttention(Attention):
         pairs = visible_pairs(q.shape[1], causal, key_mask)
         scores = jnp.einsum("bihd,bjhd->bhij", q, k) / jnp.sqrt(q.shape[-1])
         return jnp.where(pairs, jax.nn.softmax(jnp.where(pairs, scores, NEVER), axis=-1), 0.0)
+
+    def _prefill(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        v: Float[Array, "B L H E"],
+        key_mask: Bool[Array, "B L"] | None,
+        max_length: int,
+    ) -> tuple[Float[Array, "B L H E"], KeyValueCache]:
+        return self._attend(q, k, v, True, key_mask), filled(k, v, key_mask, max_length)
+
+    def _step(
+        self, q: Float[Array, "B 1 H D"], k: Float[Array, "B 1 H D"], v: Float[Array, "B 1 H E"], state: KeyValueCache
+    ) -> tuple[Float[Array, "B 1 H E"], KeyValueCache]:
+        cache = appended(state, k, v)
+        return attend_from_last(q, cache.keys, cache.values, self._kernel(), cache.visible), cache
+
+    def _kernel(self) -> Softmax:
+        return Softmax(scale=self.head_dim**-0.5)
+
+
+def chosen(implementation: str, platform: str, q: Any, k: Any, v: Any) -> str:
+    """Return "cudnn" or "blocks".
+
+    Args:
+        implementation: as in the config.
+        platform: "cuda" with a GPU that has the kernel, or anything else.
+        q: and `k`, `v`: [B, L, H, D]; shapes and dtypes alone are read.
+
+    Raises:
+        ValueError: "cudnn" is asked for where it does not fit.
+    """
+    same = q.dtype == k.dtype == v.dtype and q.dtype in (jnp.bfloat16, jnp.float16)
+    width = q.shape[-1]
+    fits = platform == "cuda" and same and width == v.shape[-1] and width % 8 == 0 and width <= 128
+    if implementation == "cudnn" and not fits:
+        raise ValueError(
+            f"attention.implementation is 'cudnn', but q, k, v are {q.dtype} {q.shape}, {k.dtype} {k.shape}, {v.dtype} "
+            f"{v.shape} on {platform}; it needs bfloat16 or float16 of one width, a multiple of 8 up to 128, on CUDA "
+            "of compute capability 8.0 or more"
+        )
+    return "cudnn" if fits and implementation != "blocks" else "blocks"
+
+
+def _platform() -> str:
+    """Return "cuda" where cuDNN's flash attention runs (compute capability 8.0), else JAX's name of the backend."""
+    if jax.default_backend() != "gpu":
+        return jax.default_backend()
+    capability = getattr(jax.devices()[0], "compute_capability", "")
+    number = capability.replace(".", "")
+    return "cuda" if "." in capability and number.isdigit() and float(capability) >= 8.0 else "gpu"
+
+
+def flash_attention(
+    q: Float[Array, "B L H D"],
+    k: Float[Array, "B L H D"],
+    v: Float[Array, "B L H D"],
+    causal: bool,
+    key_mask: Bool[Array, "B L"] | None,
+    implementation: Literal["xla", "cudnn"] = "cudnn",
+) -> Float[Array, "B L H D"]:
+    """Attend by jax.nn.dot_product_attention, which may take a mask for a matrix [L, L] but takes lengths as they are.
+
+    So visible residues move to the front. A row that sees nothing gives 0; so does, unlike in blocks, a causal query
+    that is itself masked.
+    """
+    if key_mask is None:
+        return jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation=implementation)
+    k, v = left_aligned(key_mask, k, v)
+    q = left_aligned(key_mask, q)[0] if causal else q
+    lengths = key_mask.sum(1, dtype=jnp.int32)
+    # Kernels make NaN of rows without any key: these see one, and what they read is thrown away.
+    seen = jnp.maximum(lengths, 1)
+    out = jax.nn.dot_product_attention(
+        q, k, v, is_causal=causal, key_value_seq_lengths=seen, implementation=implementation
+    )
+    if causal:
+        return restored(key_mask, out)
+    return jnp.where((lengths > 0)[:, None, None, None], out, jnp.zeros((), out.dtype))

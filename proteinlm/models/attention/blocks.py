@@ -1,0 +1,35 @@
+"""[B, L, H, .] cut into blocks of C residues, [S, N, C, .]: S blocks, N = B * H rows, and back."""
+
+import math
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+
+def split(x: Float[Array, "B L H W"], block: int) -> Float[Array, "S N C W"]:
+    """Cut into S = L / C blocks, rounded up; zeros fill the last one."""
+    batch, length, heads, width = x.shape
+    steps = math.ceil(length / block)
+    x = jnp.pad(x, ((0, 0), (0, steps * block - length), (0, 0), (0, 0)))
+    x = x.reshape(batch, steps, block, heads, width).transpose(1, 0, 3, 2, 4)
+    return x.reshape(steps, batch * heads, block, width)
+
+
+def split_mask(
+    key_mask: Bool[Array, "B L"] | None, batch: int, length: int, heads: int, block: int
+) -> Bool[Array, "S N C"] | None:
+    """Cut the mask as the keys; what fills is False; None when every key counts and nothing had to be filled."""
+    steps = math.ceil(length / block)
+    if key_mask is None and steps * block == length:
+        return None
+    mask = jnp.ones((batch, length), bool) if key_mask is None else key_mask
+    mask = jnp.pad(mask, ((0, 0), (0, steps * block - length)))
+    mask = mask.reshape(batch, steps, 1, block).transpose(1, 0, 2, 3)
+    return jnp.broadcast_to(mask, (steps, batch, heads, block)).reshape(steps, batch * heads, block)
+
+
+def join(out: Float[Array, "S N C E"], batch: int, length: int, heads: int) -> Float[Array, "B L H E"]:
+    """Undo `split`."""
+    steps, _, block, width = out.shape
+    out = out.reshape(steps, batch, heads, block, width).transpose(1, 0, 3, 2, 4)
+    return out.reshape(batch, steps * block, heads, width)[:, :length]

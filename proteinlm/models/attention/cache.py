@@ -1,0 +1,60 @@
+"""The state of exact mechanisms: every key and value so far."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+
+class KeyValueCache(NamedTuple):
+    """Keys and values of the tokens so far, and room for those to come, S in all.
+
+    Attributes:
+        keys: [B, S, H, D], the inputs' dtype.
+        values: [B, S, H, E], the inputs' dtype.
+        visible: bool [B, S]; False for padding and for room not yet filled.
+        length: int32, tokens so far, padding included.
+    """
+
+    keys: Float[Array, "B S H D"]
+    values: Float[Array, "B S H E"]
+    visible: Bool[Array, "B S"]
+    length: Int[Array, ""]
+
+
+def filled(
+    k: Float[Array, "B L H D"], v: Float[Array, "B L H E"], key_mask: Bool[Array, "B L"] | None, max_length: int
+) -> KeyValueCache:
+    """Return a cache of `max_length` places with these tokens in the first L."""
+    batch, length = k.shape[:2]
+    room = max_length - length
+    visible = jnp.ones((batch, length), bool) if key_mask is None else key_mask
+    return KeyValueCache(
+        jnp.pad(k, ((0, 0), (0, room), (0, 0), (0, 0))),
+        jnp.pad(v, ((0, 0), (0, room), (0, 0), (0, 0))),
+        jnp.pad(visible, ((0, 0), (0, room))),
+        jnp.asarray(length, jnp.int32),
+    )
+
+
+def appended(cache: KeyValueCache, k: Float[Array, "B 1 H D"], v: Float[Array, "B 1 H E"]) -> KeyValueCache:
+    """Return the cache with one more token of each row, in place when jitted with the cache donated.
+
+    Without a place left the value is NaN, and so is whoever reads it (a slice update would overwrite the last token in
+    silence).
+
+    Raises:
+        ValueError: there is no place left, and the length is known (outside jit).
+    """
+    size = cache.keys.shape[1]
+    if not isinstance(cache.length, jax.core.Tracer) and int(cache.length) >= size:
+        raise ValueError(f"the cache is full: max_length of the prefill was {size}; a step has no place for its key")
+    v = jnp.where(cache.length < size, v, jnp.nan).astype(cache.values.dtype)
+    return KeyValueCache(
+        lax.dynamic_update_slice_in_dim(cache.keys, k.astype(cache.keys.dtype), cache.length, axis=1),
+        lax.dynamic_update_slice_in_dim(cache.values, v, cache.length, axis=1),
+        lax.dynamic_update_slice_in_dim(cache.visible, jnp.ones((k.shape[0], 1), bool), cache.length, axis=1),
+        cache.length + 1,
+    )

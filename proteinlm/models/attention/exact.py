@@ -1,0 +1,240 @@
+"""Exact attention in blocks of queries and keys: O(L^2) time, memory linear in L, forward and backward.
+
+    out_i = sum_j w(s_ij) v_j / den_i,    s_ij = scale q_i.k_j
+
+with w and den given by a `Kernel`: softmax, or a power. The forward pass goes over the blocks of keys that a block of
+queries sees and carries sums (for softmax relative to a running maximum); it keeps the output and one number a row, by
+which the backward pass makes the same weights again, block by block (FlashAttention, arXiv 2205.14135). For either
+kernel the gradient of a weight is dout_i.(v_j - out_i) / den_i. Causal attention never touches blocks above the
+diagonal, and masks the blocks on it alone.
+
+Axes: N = B * H rows, S blocks, C residues of a block. Scores, sums and products are float32 whatever the inputs are.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from proteinlm.models.attention.blocks import join, split, split_mask
+from proteinlm.models.attention.linear import NEVER
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """w = exp(s), den = sum of w; a row that sees nothing gives 0."""
+
+    scale: float
+    hidden: ClassVar[float] = NEVER
+    """The score of a pair that is not seen; its weight and gradient are 0."""
+
+    def maximum(self, so_far: Array, scores: Array) -> Array:
+        """Return the largest score of each row, those before and these: float32 [..., C]."""
+        return jnp.maximum(so_far, scores.max(-1))
+
+    def weights(self, scores: Array, maximum: Array) -> Array:
+        """Return w / exp(maximum), [..., C, K]."""
+        # Where nothing is seen yet, 0 instead of the maximum makes every exponential of the row 0.
+        return jnp.exp(scores - jnp.where(maximum > NEVER, maximum, 0.0)[..., None])
+
+    def kept(self, old: Array, new: Array) -> Array:
+        """Return what is left of sums when the maximum moves from old to new."""
+        return jnp.exp(old - new)
+
+    def denominator(self, total: Array) -> Array:
+        """Return den of a row's sum of weights."""
+        return jnp.where(total > 0, total, 1.0)
+
+    def normaliser(self, maximum: Array, denominator: Array) -> Array:
+        """Return what `normalised` needs of a row: log den."""
+        return jnp.where(maximum > NEVER, maximum, 0.0) + jnp.log(denominator)
+
+    def normalised(self, scores: Array, normaliser: Array) -> tuple[Array, Array]:
+        """Return (w / den, (dw / ds) / den)."""
+        weights = jnp.exp(scores - normaliser[..., None])
+        return weights, weights
+
+
+@dataclass(frozen=True)
+class Power:
+    """w = s^degree with an even degree, den = 1 + sum of w."""
+
+    degree: int
+    scale: float = 1.0
+    hidden: ClassVar[float] = 0.0
+
+    def maximum(self, so_far: Array, scores: Array) -> Array:
+        """Return nothing of use: powers need no maximum."""
+        return so_far
+
+    def weights(self, scores: Array, maximum: Array) -> Array:
+        """Return w."""
+        return scores**self.degree
+
+    def kept(self, old: Array, new: Array) -> Array:
+        """Return 1: sums stay."""
+        return jnp.ones_like(new)
+
+    def denominator(self, total: Array) -> Array:
+        """Return den of a row's sum of weights."""
+        return 1.0 + total
+
+    def normaliser(self, maximum: Array, denominator: Array) -> Array:
+        """Return 1 / den."""
+        return 1.0 / denominator
+
+    def normalised(self, scores: Array, normaliser: Array) -> tuple[Array, Array]:
+        """Return (w / den, (dw / ds) / den)."""
+        below = scores ** (self.degree - 1) * normaliser[..., None]
+        return below * scores, self.degree * below
+
+
+Kernel = Softmax | Power
+
+
+def exact_attention(
+    q: Float[Array, "B L H D"],
+    k: Float[Array, "B L H D"],
+    v: Float[Array, "B L H E"],
+    kernel: Kernel,
+    *,
+    causal: bool,
+    key_mask: Bool[Array, "B L"] | None = None,
+    block_size: int = 256,
+) -> Float[Array, "B L H E"]:
+    """Attend exactly, in the values' dtype.
+
+    Args:
+        q: queries, k: keys, v: values; any float dtype.
+        kernel: how scores become weights.
+        causal: residue i sees residues 0 to i alone.
+        key_mask: False for keys that nobody sees.
+        block_size: C; L need not be a multiple, and C may exceed L. Speed and memory alone depend on it.
+    """
+    batch, length, heads, _ = v.shape
+    block = min(block_size, length)
+    # Keys that fill the last block come after every residue: the causal mask hides them by itself.
+    visible = None if causal and key_mask is None else split_mask(key_mask, batch, length, heads, block)
+    out = _attend(kernel, causal, *(split(x, block) for x in (q, k, v)), visible)
+    return join(out, batch, length, heads).astype(v.dtype)
+
+
+def attend_from_last(
+    q: Float[Array, "B 1 H D"],
+    k: Float[Array, "B S H D"],
+    v: Float[Array, "B S H E"],
+    kernel: Kernel,
+    visible: Bool[Array, "B S"],
+) -> Float[Array, "B 1 H E"]:
+    """Attend from one residue to the visible ones of S, in the values' dtype; what a step does with its cache."""
+    scores = jnp.einsum("bihd,bjhd->bhij", q.astype(jnp.float32) * kernel.scale, k.astype(jnp.float32))
+    scores = jnp.where(visible[:, None, None, :], scores, kernel.hidden)
+    weights = kernel.weights(scores, kernel.maximum(jnp.full(scores.shape[:-1], NEVER), scores))
+    weights = weights / kernel.denominator(weights.sum(-1))[..., None]
+    return jnp.einsum("bhij,bjhe->bihe", weights, v.astype(jnp.float32)).astype(v.dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend(
+    kernel: Kernel,
+    causal: bool,
+    q: Float[Array, "S N C D"],
+    k: Float[Array, "S N C D"],
+    v: Float[Array, "S N C E"],
+    visible: Bool[Array, "S N C"] | None,
+) -> Float[Array, "S N C E"]:
+    return _forward(kernel, causal, q, k, v, visible)[0]
+
+
+def _forward(
+    kernel: Kernel,
+    causal: bool,
+    q: Float[Array, "S N C D"],
+    k: Float[Array, "S N C D"],
+    v: Float[Array, "S N C E"],
+    visible: Bool[Array, "S N C"] | None,
+) -> tuple[Float[Array, "S N C E"], tuple]:
+    """Return the output in float32, and what the backward pass needs."""
+    steps, rows, block, _ = q.shape
+
+    def row(_: None, inputs: tuple) -> tuple[None, tuple[Array, Array]]:
+        i, q_i = inputs
+        q_i = q_i.astype(jnp.float32) * kernel.scale
+
+        def absorb(j: Array, sums: tuple, diagonal: bool = False) -> tuple:
+            maximum, total, out = sums
+            scores = _scores(kernel, q_i, _float(k, j), None if visible is None else _at(visible, j), diagonal)
+            new = kernel.maximum(maximum, scores)
+            weights, kept = kernel.weights(scores, new), kernel.kept(maximum, new)
+            out = out * kept[..., None] + jnp.einsum("nij,nje->nie", weights, _float(v, j))
+            return new, total * kept + weights.sum(-1), out
+
+        empty = jnp.zeros((rows, block), jnp.float32)
+        sums = (empty + NEVER, empty, jnp.zeros((rows, block, v.shape[-1]), jnp.float32))
+        sums = lax.fori_loop(0, i if causal else steps, absorb, sums)
+        maximum, total, out = absorb(i, sums, diagonal=True) if causal else sums
+        denominator = kernel.denominator(total)
+        return None, (out / denominator[..., None], kernel.normaliser(maximum, denominator))
+
+    _, (out, normaliser) = lax.scan(row, None, (jnp.arange(steps), q))
+    return out, (q, k, v, visible, out, normaliser)
+
+
+def _backward(kernel: Kernel, causal: bool, kept: tuple, d_out: Float[Array, "S N C E"]) -> tuple:
+    """Return the gradients of q, k and v: for each block of keys, over the blocks of queries that see it."""
+    q, k, v, visible, out, normaliser = kept
+    steps = q.shape[0]
+    d_out_out = (d_out * out).sum(-1)
+
+    def column(d_q: Array, inputs: tuple) -> tuple[Array, tuple[Array, Array]]:
+        j, k_j, v_j, visible_j = inputs
+        k_j, v_j = k_j.astype(jnp.float32), v_j.astype(jnp.float32)
+
+        def absorb(i: Array, sums: tuple, diagonal: bool = False) -> tuple:
+            d_q, d_k, d_v = sums
+            q_i, d_out_i = _float(q, i) * kernel.scale, _at(d_out, i)
+            scores = _scores(kernel, q_i, k_j, visible_j, diagonal)
+            weights, slopes = kernel.normalised(scores, _at(normaliser, i))
+            d_weights = jnp.einsum("nie,nje->nij", d_out_i, v_j) - _at(d_out_out, i)[..., None]
+            d_scores = slopes * d_weights
+            d_q_i = _at(d_q, i) + jnp.einsum("nij,njd->nid", d_scores, k_j)
+            d_k = d_k + jnp.einsum("nij,nid->njd", d_scores, q_i)
+            d_v = d_v + jnp.einsum("nij,nie->nje", weights, d_out_i)
+            return lax.dynamic_update_index_in_dim(d_q, d_q_i, i, 0), d_k, d_v
+
+        sums = (d_q, jnp.zeros_like(k_j), jnp.zeros_like(v_j))
+        sums = absorb(j, sums, diagonal=True) if causal else sums
+        d_q, d_k, d_v = lax.fori_loop(j + 1 if causal else 0, steps, absorb, sums)
+        return d_q, (d_k.astype(k.dtype), d_v.astype(v.dtype))
+
+    d_q, (d_k, d_v) = lax.scan(column, jnp.zeros(q.shape, jnp.float32), (jnp.arange(steps), k, v, visible))
+    return (d_q * kernel.scale).astype(q.dtype), d_k, d_v, None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _at(x: Array, i: Array) -> Array:
+    return lax.dynamic_index_in_dim(x, i, keepdims=False)
+
+
+def _float(x: Float[Array, "S N C W"], i: Array) -> Float[Array, "N C W"]:
+    return _at(x, i).astype(jnp.float32)
+
+
+def _scores(
+    kernel: Kernel,
+    q: Float[Array, "N C D"],
+    k: Float[Array, "N C D"],
+    visible: Bool[Array, "N C"] | None,
+    diagonal: bool,
+) -> Float[Array, "N C C"]:
+    """Return the scores of a block, `hidden` where a pair is not seen."""
+    scores = jnp.einsum("nid,njd->nij", q, k)
+    if diagonal:
+        scores = jnp.where(jnp.tril(jnp.ones(scores.shape[1:], bool))[None], scores, kernel.hidden)
+    return scores if visible is None else jnp.where(visible[:, None, :], scores, kernel.hidden)

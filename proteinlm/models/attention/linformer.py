@@ -1,0 +1,147 @@
+"""Linformer: keys and values projected along the length, to k rows (arXiv 2006.04768; Performer paper, appendix A.6).
+
+    out = softmax(Q (E K)^T / sqrt(D)) F V,    E, F in R^{k x L}
+
+Bidirectional alone. With R of independent N(0, 1/k) entries, redrawn projections are E = R and F = e^{-delta} R: the
+Performer paper says that delta is "the exponent in a renormalization procedure using e^{-delta} as a multiplier in
+order to approximate softmax". Linformer's theorem has E = delta R as well, which at delta = 1e-6 would make every score
+0 and attention uniform, so that is not what is computed here. Learned projections start as R, E and F apart.
+
+A projection gives every place in a row its own column, so rows are moved to the front of theirs: padding on either
+side, and any amount, changes nothing. Time and memory O(L k), with blocks of queries recomputed in the backward pass.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from proteinlm.errors import InputError
+from proteinlm.models.attention.base import Attention, MechanismConfig, Projection, left_aligned
+from proteinlm.models.attention.blocks import join, split
+
+Projections = Literal["learned", "redrawn"]
+
+
+@dataclass(frozen=True)
+class LinformerConfig(MechanismConfig):
+    """Linformer attention.
+
+    Attributes:
+        num_projections: k, rows that keys and values are projected to.
+        max_length: columns of the projections; longer inputs are refused.
+        projections: "redrawn" are random (`redraw` draws new ones); "learned" are trained. All heads share them.
+        delta: see above; for redrawn projections.
+        block_size: queries of a block; speed and memory alone depend on it.
+    """
+
+    kind: ClassVar[str] = "linformer"
+    no_causal: ClassVar[str] = "its projections mix keys and values of the whole row, so every residue reads later ones"
+    num_projections: int = 600
+    max_length: int = 1024
+    projections: Projections = "redrawn"
+    delta: float = 1e-6
+    block_size: int = 256
+
+    def __post_init__(self):
+        if self.projections not in get_args(Projections):
+            raise InputError(
+                f"attention.projections is {self.projections!r}; it must be one of {', '.join(get_args(Projections))}."
+            )
+        for name in ("num_projections", "max_length", "block_size"):
+            if getattr(self, name) < 1:
+                raise InputError(f"attention.{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.delta < 0:
+            raise InputError(f"attention.delta is {self.delta}; it cannot be below 0.")
+
+    def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "LinformerAttention":
+        """Return the mechanism, its projections drawn from the key."""
+        return LinformerAttention(self, num_heads=num_heads, head_dim=head_dim, key=key)
+
+
+class LinformerAttention(Attention):
+    """Linformer attention of one layer: projections, scores, softmax and sums are float32 whatever the inputs are."""
+
+    def __init__(self, config: LinformerConfig, *, num_heads: int, head_dim: int, key: jax.Array):
+        """Draw the projections, [k, max_length]."""
+        super().__init__(config, num_heads=num_heads, head_dim=head_dim)
+        if config.projections == "redrawn":
+            self.projection = Projection(self._draw(key))
+        else:
+            keys, values = jax.random.split(key)
+            self.of_keys = nnx.Param(self._draw(keys))
+            self.of_values = nnx.Param(self._draw(values))
+
+    def redraw(self, key: jax.Array) -> None:
+        """Draw new random projections, a pure function of the key; learned ones stay."""
+        if self.config.projections == "redrawn":
+            self.projection[...] = self._draw(key)
+
+    def _draw(self, key: jax.Array) -> Float[Array, "K S"]:
+        rows = self.config.num_projections
+        return jax.random.normal(key, (rows, self.config.max_length), jnp.float32) * rows**-0.5
+
+    def _projections(self, length: int) -> tuple[Float[Array, "K L"], Float[Array, "K L"]]:
+        """Return E and F for rows of this length."""
+        if length > self.config.max_length:
+            raise ValueError(f"q has {length} residues, above attention.max_length, {self.config.max_length}")
+        if self.config.projections == "redrawn":
+            drawn = self.projection[:, :length]
+            return drawn, math.exp(-self.config.delta) * drawn
+        return self.of_keys[:, :length], self.of_values[:, :length]
+
+    def _attend(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        v: Float[Array, "B L H E"],
+        causal: bool,
+        key_mask: Bool[Array, "B L"] | None,
+    ) -> Float[Array, "B L H E"]:
+        batch, length, heads, width = v.shape
+        keys, values = (
+            jnp.einsum("kl,blhw->bhkw", projection, x.astype(jnp.float32)).reshape(batch * heads, -1, x.shape[-1])
+            for projection, x in zip(self._projections(length), _front(key_mask, k, v), strict=True)
+        )
+
+        @partial(jax.checkpoint, prevent_cse=False)
+        def read(q: Float[Array, "N C D"]) -> Float[Array, "N C E"]:
+            scores = jnp.einsum("ncd,nkd->nck", q.astype(jnp.float32) * self.head_dim**-0.5, keys)
+            return jnp.einsum("nck,nke->nce", jax.nn.softmax(scores, axis=-1), values).astype(v.dtype)
+
+        out = jax.lax.map(read, split(q, min(self.config.block_size, length)))
+        return join(out, batch, length, heads)
+
+    def _weights(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        causal: bool,
+        key_mask: Bool[Array, "B L"] | None,
+    ) -> Float[Array, "B H L L"]:
+        """softmax(Q (E K)^T / sqrt(D)) F, with the column of each visible key that of its rank among them."""
+        batch, length = q.shape[:2]
+        seen = jnp.ones((batch, length), bool) if key_mask is None else key_mask
+        rank = jnp.where(seen, jnp.cumsum(seen, axis=1) - 1, 0)
+        of_keys, of_values = (
+            jnp.where(seen[:, None, :], projection[:, rank].transpose(1, 0, 2), 0.0)
+            for projection in self._projections(length)
+        )
+        keys = jnp.einsum("bkj,bjhd->bkhd", of_keys, k)
+        weights = jax.nn.softmax(jnp.einsum("bihd,bkhd->bhik", q, keys) / jnp.sqrt(q.shape[-1]), axis=-1)
+        return jnp.einsum("bhik,bkj->bhij", weights, of_values)
+
+
+def _front(
+    key_mask: Bool[Array, "B L"] | None, k: Float[Array, "B L H D"], v: Float[Array, "B L H E"]
+) -> tuple[Array, ...]:
+    """Move what is visible to the front, and make all else 0, so that projections do not read it."""
+    if key_mask is None:
+        return k, v
+    shown = key_mask[:, :, None, None]
+    return left_aligned(key_mask, *(jnp.where(shown, x, jnp.zeros((), x.dtype)) for x in (k, v)))
