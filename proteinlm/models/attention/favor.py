@@ -1,6 +1,14 @@
-"""FAVOR+: softmax attention by positive orthogonal random features (Performer paper, sections 2.3 and 2.4, Lemma 1).
+"""FAVOR+: softmax attention by random features (Performer paper, sections 2.3 and 2.4, Lemma 1, Theorem 1).
 
-exp(x.y) = E[phi(x).phi(y)] with phi(x)_m = exp(w_m.x - |x|^2 / 2) / sqrt(M), w_m standard Gaussian; x = q / D^(1/4).
+SM(x, y) = exp(x.y) = E[phi(x).phi(y)], x = q / D^(1/4), with w_m the rows of a random projection (projections.py):
+
+    positive       phi(x) = exp(-|x|^2 / 2) (exp(w_m.x))_m / sqrt(M)                     M features
+    hyperbolic     phi(x) = exp(-|x|^2 / 2) (exp(w_m.x), exp(-w_m.x))_m / sqrt(2 M)     2 M features
+    trigonometric  phi(x) = exp(+|x|^2 / 2) (cos(w_m.x), sin(w_m.x))_m / sqrt(M)        2 M features
+
+Positive and hyperbolic estimates are never negative, and exact where SM is near 0; the trigonometric ones are worst
+there. With rows of norm sqrt(D) (`regularized`) positive and hyperbolic features estimate the regularised kernel SMREG,
+which is bounded by SM. The factors exp(-|x|^2 / 2) and exp(-|y|^2 / 2) turn SM into the Gaussian kernel.
 
 Where the paper's stabiliser of 1e-6 belongs. The public code divides features by exp of their maximum over the whole
 sequence and then adds 1e-6: a later key changes what the 1e-6 means to earlier ones, and the future leaks. Here each
@@ -8,10 +16,17 @@ residue's features are divided by exp(c), c its own largest log-feature, and 1e-
 residue alone. The scan of linear.py puts exp(c_j) back relative to its running maximum. What the stabiliser is for: a
 query and a key far apart may have no feature in common that does not underflow; with it every score is positive, so a
 row that sees anything is an average of the values. With 0 the estimator is unbiased, and such a row gives 0.
+Trigonometric features neither underflow nor get a stabiliser.
+
+Trigonometric denominators may be near 0 or below. The policy is that of generalized.py: one nearer to 0 than
+`min_denominator` is moved to that distance, keeping its sign (0 counts as positive), and the weights of such a row do
+not sum to 1. Its unit is the largest score that the query could have with any key that it sees, |phi(q)| max |phi(k)|,
+whose change with q and k the gradient of such a row leaves out.
 """
 
+import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +35,9 @@ from jaxtyping import Array, Bool, Float
 from proteinlm.errors import InputError
 from proteinlm.models.attention.base import MechanismConfig, Projection, visible_pairs
 from proteinlm.models.attention.linear import NEVER, Features, LinearAttention, divide
-from proteinlm.models.attention.projections import gaussian, orthogonal
+from proteinlm.models.attention.projections import Draw, Kind, draw_projection, matrix, project
+
+FeatureKind = Literal["positive", "hyperbolic", "trigonometric"]
 
 
 @dataclass(frozen=True)
@@ -28,25 +45,42 @@ class FavorConfig(MechanismConfig):
     """FAVOR+ softmax attention.
 
     Attributes:
-        num_features: M; the paper's protein models have 256.
-        orthogonal: rows of the projection orthogonal within blocks of D (lower variance), or iid.
+        num_features: M, rows of the projection; the paper's protein models have 256. Hyperbolic and trigonometric
+            features are two a row.
+        features: which estimator; see the top of this file.
+        projection: how the rows are drawn; see projections.py.
+        regularized: rows of norm sqrt(D), so that the kernel is SMREG; not with trigonometric features.
         kernel_epsilon: the paper's stabiliser, added to every feature relative to the largest feature of the same
-            residue (so it tells nothing of other residues); see the top of this file.
-        chunk_size: residues of a step of the scan; speed and memory alone depend on it.
+            residue (so it tells nothing of other residues); see the top of this file. Trigonometric features have none.
+        min_denominator: for trigonometric features; see the top of this file.
+        chunk_size: residues of a step of the scan, 0 for what is fast on the backend; speed and memory alone depend on it.
     """
 
     kind: ClassVar[str] = "favor"
     num_features: int = 256
-    orthogonal: bool = True
+    features: FeatureKind = "positive"
+    projection: Kind = "orthogonal"
+    regularized: bool = False
     kernel_epsilon: float = 1e-6
-    chunk_size: int = 128
+    min_denominator: float = 1e-3
+    chunk_size: int = 0
 
     def __post_init__(self):
-        for name in ("num_features", "chunk_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"attention.{name} is {getattr(self, name)}; it must be at least 1.")
+        for name, kinds in (("features", get_args(FeatureKind)), ("projection", get_args(Kind))):
+            if getattr(self, name) not in kinds:
+                raise InputError(f"attention.{name} is {getattr(self, name)!r}; it must be one of {', '.join(kinds)}.")
+        for name, least in (("num_features", 1), ("chunk_size", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"attention.{name} is {getattr(self, name)}; it must be at least {least}.")
         if self.kernel_epsilon < 0:
             raise InputError(f"attention.kernel_epsilon is {self.kernel_epsilon}; it cannot be below 0.")
+        if self.min_denominator <= 0:
+            raise InputError(f"attention.min_denominator is {self.min_denominator}; it must be above 0.")
+        if self.regularized and self.features == "trigonometric":
+            raise InputError(
+                "attention.regularized is True and attention.features 'trigonometric'; the regularised kernel is one "
+                "of positive or hyperbolic features."
+            )
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "FavorAttention":
         """Return the mechanism; one projection serves all heads, queries and keys."""
@@ -61,21 +95,30 @@ class FavorAttention(LinearAttention):
         super().__init__(config, num_heads=num_heads, head_dim=head_dim)
         self.projection = Projection(self._draw(key))
 
-    def _draw(self, key: jax.Array) -> Array:
-        draw = orthogonal if self.config.orthogonal else gaussian
-        return draw(key, self.config.num_features, self.head_dim)
+    def _draw(self, key: jax.Array) -> Draw:
+        config = self.config
+        norms = "sqrt" if config.regularized else "chi"
+        return draw_projection(config.projection, key, config.num_features, self.head_dim, norms=norms)
 
     def redraw(self, key: jax.Array) -> None:
         """Draw a new projection; a pure function of the key."""
-        self.projection[...] = self._draw(key)
+        self.projection.set_value(self._draw(key))
+
+    def _least(self) -> float | None:
+        return self.config.min_denominator if self.config.features == "trigonometric" else None
 
     def _options(self) -> dict[str, Any]:
-        projection, epsilon = self.projection[...], self.config.kernel_epsilon
+        config, draw = self.config, self.projection.get_value()
 
         def features(x: Array) -> Features:
-            return positive_features(x, projection, epsilon)
+            return softmax_features(x * self.head_dim**-0.25, draw, config.features, epsilon=config.kernel_epsilon)
 
-        return {"query_features": features, "key_features": features, "chunk_size": self.config.chunk_size}
+        return {
+            "query_features": features,
+            "key_features": features,
+            "chunk_size": config.chunk_size,
+            "min_denominator": self._least(),
+        }
 
     def _weights(
         self,
@@ -85,10 +128,15 @@ class FavorAttention(LinearAttention):
         key_mask: Bool[Array, "B L"] | None,
     ) -> Float[Array, "B H L L"]:
         """D^-1 A with A_ij = phi(q_i).phi(k_j); each row divided by exp of its largest visible c_j."""
+        w, kind = matrix(self.projection.get_value(), self.head_dim), self.config.features
 
         def features(x: Array) -> tuple[Array, Array]:
             x = x / self.head_dim**0.25
-            log = jnp.einsum("blhd,md->bhlm", x, self.projection[...]) - (x**2).sum(-1).swapaxes(1, 2)[..., None] / 2
+            half = (x**2).sum(-1).swapaxes(1, 2)[..., None] / 2
+            wx = jnp.einsum("blhd,md->bhlm", x, w)
+            if kind == "trigonometric":
+                return jnp.concatenate([jnp.cos(wx), jnp.sin(wx)], -1) / len(w) ** 0.5, half[..., 0]
+            log = (wx if kind == "positive" else jnp.concatenate([wx, -wx], -1)) - half
             c = log.max(-1, keepdims=True)
             return jnp.exp(log - c) + self.config.kernel_epsilon, c[..., 0]
 
@@ -97,15 +145,50 @@ class FavorAttention(LinearAttention):
         c = jnp.where(pairs, c[:, :, None, :], NEVER)
         c = jnp.exp(c - jax.lax.stop_gradient(c.max(-1, keepdims=True)))
         scores = jnp.where(pairs, jnp.einsum("bhim,bhjm->bhij", phi_q, phi_k) * c, 0.0)
-        return divide(scores, scores.sum(-1), None)
+        return divide(scores, scores.sum(-1), self._least())
 
 
-def positive_features(x: Float[Array, "*rows D"], projection: Float[Array, "M D"], epsilon: float) -> Features:
-    """Return exp(w.x' - |x'|^2 / 2 - c) + epsilon, x' = x / D^(1/4), and c, the largest of w.x' - |x'|^2 / 2.
+def softmax_features(
+    x: Float[Array, "*rows D"], draw: Draw, kind: FeatureKind = "positive", *, epsilon: float = 0.0
+) -> Features:
+    """Return phi(x) of the top of this file, whose products estimate exp(x.y).
 
-    The 1 / sqrt(M) of each side is left out: it cancels in the quotient.
+    Args:
+        x: queries or keys, already divided by D^(1/4).
+        draw: a projection from `draw_projection`; with norms "sqrt" the kernel is SMREG.
+        kind: of the features.
+        epsilon: added to positive and hyperbolic features relative to the largest of x's.
+
+    Returns:
+        values [..., M] or [..., 2 M], all within [-1, 1 + epsilon], and the log of the factor that they lack, [...].
     """
-    x = x * x.shape[-1] ** -0.25
-    projected = x @ projection.T
+    projected, half = project(draw, x), (x * x).sum(-1) / 2
+    if kind == "trigonometric":
+        size = projected.shape[-1] ** -0.5
+        return Features(jnp.concatenate([jnp.cos(projected), jnp.sin(projected)], axis=-1) * size, half)
+    if kind == "hyperbolic":
+        projected = jnp.concatenate([projected, -projected], axis=-1)
     largest = projected.max(-1)
-    return Features(jnp.exp(projected - largest[..., None]) + epsilon, largest - (x * x).sum(-1) / 2)
+    values = jnp.exp(projected - largest[..., None]) + epsilon
+    return Features(values, largest - half - math.log(values.shape[-1]) / 2)
+
+
+def gaussian_features(
+    x: Float[Array, "*rows D"], draw: Draw, kind: FeatureKind = "positive", *, epsilon: float = 0.0
+) -> Features:
+    """Return features whose products estimate the Gaussian kernel exp(-|x - y|^2 / 2); as `softmax_features`."""
+    phi = softmax_features(x, draw, kind, epsilon=epsilon)
+    return Features(phi.values, _scale(phi) - (x * x).sum(-1) / 2)
+
+
+def kernel_estimate(phi_x: Features, phi_y: Features) -> Float[Array, "*rows X Y"]:
+    """Return the estimates phi(x).phi(y) for all pairs, [..., X, Y], of features [..., X, M] and [..., Y, M].
+
+    Not normalised; for errors of approximation and for tests. Overflows where the kernel itself does.
+    """
+    scale = _scale(phi_x)[..., :, None] + _scale(phi_y)[..., None, :]
+    return jnp.einsum("...xm,...ym->...xy", phi_x.values, phi_y.values) * jnp.exp(scale)
+
+
+def _scale(phi: Features) -> Array:
+    return jnp.zeros(phi.values.shape[:-1]) if phi.log_scale is None else phi.log_scale

@@ -1,13 +1,14 @@
 """Generalized attention: the kernel phi(x).phi(y) with phi(x) = (f(W x) + epsilon) / sqrt(M) (Performer paper, eq. 5).
 
-x is q or k divided by D^(1/4), as for softmax; W has orthogonal Gaussian rows, one draw a layer, or is left out.
+x is q or k divided by D^(1/4), as for softmax; W is a random projection (projections.py), one draw a layer, or is left
+out.
 
 Denominators. Where f is never negative (relu, sigmoid, exp, abs) the denominator is positive whenever a residue sees
 anything, and kernel_epsilon keeps it so where all features are 0. identity, cos, tanh and gelu can bring it near 0 or
 below, where the paper's training reaches NaN; for these a denominator closer to 0 than `min_denominator` is moved to
 that distance, keeping its sign (0 counts as positive), so values and gradients stay finite and the weights of such a
-row no longer sum to 1. exp is kept in range by the running maximum of linear.py (a row whose
-products all underflow is 0); the others need none.
+row no longer sum to 1. exp is kept in range by the running maximum of linear.py (a row whose products all underflow
+is 0); the others need none.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from jaxtyping import Array, Bool, Float
 from proteinlm.errors import InputError
 from proteinlm.models.attention.base import MechanismConfig, Projection, visible_pairs
 from proteinlm.models.attention.linear import Features, LinearAttention, divide
-from proteinlm.models.attention.projections import orthogonal
+from proteinlm.models.attention.projections import Draw, Kind, draw_projection, matrix, project
 
 Function = Literal["relu", "sigmoid", "exp", "abs", "gelu", "cos", "tanh", "identity"]
 
@@ -46,32 +47,34 @@ class GeneralizedConfig(MechanismConfig):
     Attributes:
         function: f, one of the paper's.
         num_features: M, rows of the random projection; 0 applies f to the queries and keys themselves (M = D).
+        projection: how the rows are drawn; see projections.py.
         kernel_epsilon: added to f; the paper's 1e-3 keeps ReLU's denominators away from 0.
         renormalize: divide by the row's sum; without it, weights are the kernel itself and outputs grow with L.
         min_denominator: for gelu, cos, tanh and identity; see above.
-        chunk_size: residues of a step of the scan; speed and memory alone depend on it.
+        chunk_size: residues of a step of the scan, 0 for what is fast on the backend; speed and memory alone depend on it.
     """
 
     kind: ClassVar[str] = "generalized"
     function: Function = "relu"
     num_features: int = 256
+    projection: Kind = "orthogonal"
     kernel_epsilon: float = 1e-3
     renormalize: bool = True
     min_denominator: float = 1e-3
-    chunk_size: int = 128
+    chunk_size: int = 0
 
     def __post_init__(self):
         if self.function not in get_args(Function):
             raise InputError(
                 f"attention.function is {self.function!r}; it must be one of {', '.join(get_args(Function))}."
             )
-        if self.num_features < 0 or self.chunk_size < 1:
+        if self.projection not in get_args(Kind):
             raise InputError(
-                f"attention.num_features is {self.num_features} and attention.chunk_size {self.chunk_size}; they must "
-                "be at least 0 and 1."
+                f"attention.projection is {self.projection!r}; it must be one of {', '.join(get_args(Kind))}."
             )
-        if self.kernel_epsilon < 0:
-            raise InputError(f"attention.kernel_epsilon is {self.kernel_epsilon}; it cannot be below 0.")
+        for name in ("num_features", "chunk_size", "kernel_epsilon"):
+            if getattr(self, name) < 0:
+                raise InputError(f"attention.{name} is {getattr(self, name)}; it cannot be below 0.")
         if self.min_denominator <= 0:
             raise InputError(f"attention.min_denominator is {self.min_denominator}; it must be above 0.")
 
@@ -87,22 +90,25 @@ class GeneralizedAttention(LinearAttention):
         """Draw the projection, if there is one."""
         super().__init__(config, num_heads=num_heads, head_dim=head_dim)
         if config.num_features:
-            self.projection = Projection(orthogonal(key, config.num_features, head_dim))
+            self.projection = Projection(self._draw(key))
+
+    def _draw(self, key: jax.Array) -> Draw:
+        return draw_projection(self.config.projection, key, self.config.num_features, self.head_dim)
 
     def redraw(self, key: jax.Array) -> None:
         """Draw a new projection, if there is one; a pure function of the key."""
         if self.config.num_features:
-            self.projection[...] = orthogonal(key, self.config.num_features, self.head_dim)
+            self.projection.set_value(self._draw(key))
 
     def _least(self) -> float | None:
         return self.config.min_denominator if self.config.function in SIGNED else None
 
     def _options(self) -> dict[str, Any]:
         config = self.config
-        projection = self.projection[...] if config.num_features else None
+        draw = self.projection.get_value() if config.num_features else None
 
         def features(x: Array) -> Features:
-            return kernel_features(x, projection, config.function, config.kernel_epsilon)
+            return kernel_features(x, draw, config.function, config.kernel_epsilon)
 
         return {
             "query_features": features,
@@ -124,7 +130,7 @@ class GeneralizedAttention(LinearAttention):
         def phi(x: Array) -> Array:
             x = x / self.head_dim**0.25
             if self.config.num_features:
-                x = jnp.einsum("blhd,md->blhm", x, self.projection[...])
+                x = jnp.einsum("blhd,md->blhm", x, matrix(self.projection.get_value(), self.head_dim))
             return (FUNCTIONS[self.config.function](x) + self.config.kernel_epsilon) / x.shape[-1] ** 0.5
 
         scores = jnp.einsum("bihm,bjhm->bhij", phi(q), phi(k))
@@ -132,12 +138,10 @@ class GeneralizedAttention(LinearAttention):
         return divide(scores, scores.sum(-1), self._least()) if self.config.renormalize else scores
 
 
-def kernel_features(
-    x: Float[Array, "*rows D"], projection: Float[Array, "M D"] | None, function: str, epsilon: float
-) -> Features:
+def kernel_features(x: Float[Array, "*rows D"], draw: Draw | None, function: str, epsilon: float) -> Features:
     """Return (f(W x / D^(1/4)) + epsilon) / sqrt(M); for exp, that over exp(c) with c the largest exponent."""
     x = x * x.shape[-1] ** -0.25
-    inputs = x if projection is None else x @ projection.T
+    inputs = x if draw is None else project(draw, x)
     size = inputs.shape[-1] ** -0.5
     if function == "exp":
         # Never below 0, so that exp(-c), by which the epsilon is multiplied, stays in range.
