@@ -23,7 +23,10 @@ from proteinlm.models.attention import (
     FavorConfig,
     GeneralizedConfig,
     IdentityConfig,
+    LinformerConfig,
     PolySketchConfig,
+    PolynomialConfig,
+    ReformerConfig,
     SoftmaxConfig,
 )
 from proteinlm.models.transformer import ModelConfig
@@ -37,10 +40,13 @@ __all__ = [
     "FavorConfig",
     "GeneralizedConfig",
     "IdentityConfig",
+    "LinformerConfig",
     "ModelConfig",
     "ObjectiveConfig",
     "OptimizerConfig",
     "PolySketchConfig",
+    "PolynomialConfig",
+    "ReformerConfig",
     "SoftmaxConfig",
     "load_config",
 ]
@@ -198,6 +204,9 @@ def _from_plain(expected: Any, value: Any, source: str, path: str) -> Any:
     """Build a value of the type `expected` from JSON's types, or say what is wrong at which path."""
     where = f"{source}: {path or 'the config'}"
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
+    if origin in (typing.Union, types.UnionType) and type(None) in arguments:
+        (expected,) = (option for option in arguments if option is not type(None))
+        return None if value is None else _from_plain(expected, value, source, path)
     if origin in (typing.Union, types.UnionType):
         kinds = {option.kind: option for option in arguments}
         if not isinstance(value, dict) or value.get("kind") not in kinds:

@@ -8,25 +8,26 @@ from proteinlm.config import (
     Config,
     FavorConfig,
     GeneralizedConfig,
-    IdentityConfig,
     ModelConfig,
     ObjectiveConfig,
     OptimizerConfig,
-    SoftmaxConfig,
+    PolynomialConfig,
     load_config,
     named_configs,
 )
 from proteinlm.errors import InputError
+from proteinlm.models.attention import ATTENTION
 
 
 def with_attention(attention):
-    config = Config()
+    config = Config(objective=ObjectiveConfig(kind="masked" if attention.no_causal else "causal"))
     return dataclasses.replace(config, model=dataclasses.replace(config.model, attention=attention))
 
 
 @pytest.mark.parametrize(
     "attention",
-    [SoftmaxConfig(), FavorConfig(num_features=7), GeneralizedConfig(function="cos"), IdentityConfig()],
+    [kind() for kind in ATTENTION.values()]
+    + [FavorConfig(num_features=7), GeneralizedConfig(function="cos"), PolynomialConfig(beta=2.0)],
     ids=lambda a: a.kind,
 )
 def test_json_round_trip_keeps_every_field(attention):
@@ -38,6 +39,12 @@ def test_json_round_trip_keeps_every_field(attention):
 def test_each_experiment_loads_and_round_trips(name):
     config = load_config(name)
     assert Config.from_json(config.to_json()) == config
+
+
+def test_every_mechanism_can_be_named_by_an_experiment():
+    for config in ATTENTION.values():
+        assert getattr(config_module, config.__name__) is config
+        assert config.__name__ in config_module.__all__
 
 
 def broken(change):

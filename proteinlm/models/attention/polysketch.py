@@ -37,7 +37,7 @@ class PolySketchConfig(MechanismConfig):
         local: exact scores inside blocks (section 3.2).
         block_size: b, of these blocks; it is part of the model if `local`, otherwise nothing but speed.
         nonnegative: self-tensoring; without it scores and denominators can have any sign.
-        beta: scores are <LN(q), LN(k)> / beta; 0 means sqrt(D).
+        beta: scores are <LN(q), LN(k)> / beta; None is sqrt(D), see `QKNorm`.
         min_denominator: if not `nonnegative`, the least distance of 1 + sum from 0 (see linear.py).
     """
 
@@ -48,7 +48,7 @@ class PolySketchConfig(MechanismConfig):
     local: bool = True
     block_size: int = 1024
     nonnegative: bool = True
-    beta: float = 0.0
+    beta: float | None = None
     min_denominator: float = 1e-3
 
     def __post_init__(self):
@@ -59,8 +59,8 @@ class PolySketchConfig(MechanismConfig):
         for name in ("sketch_size", "block_size"):
             if getattr(self, name) < 1:
                 raise InputError(f"attention.{name} is {getattr(self, name)}; it must be at least 1.")
-        if self.beta < 0:
-            raise InputError(f"attention.beta is {self.beta}; it must be above 0, or 0 for sqrt(D).")
+        if self.beta is not None and self.beta <= 0:
+            raise InputError(f"attention.beta is {self.beta}; it must be above 0.")
         if self.min_denominator <= 0:
             raise InputError(f"attention.min_denominator is {self.min_denominator}; it must be above 0.")
 
@@ -93,7 +93,7 @@ class PolySketchAttention(Attention):
     def __init__(self, config: PolySketchConfig, *, num_heads: int, head_dim: int, key: jax.Array):
         """Draw the sketch."""
         super().__init__(config, num_heads=num_heads, head_dim=head_dim)
-        self.norm = QKNorm(head_dim, beta=config.beta or None)
+        self.norm = QKNorm(head_dim, beta=config.beta)
         kind = LearnedSketch if config.learned else RandomSketch
         degree = config.degree // 2 if config.nonnegative else config.degree
         self.sketch = kind(dim=head_dim, degree=degree, size=config.sketch_size, key=key)
