@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
 
 @jax.tree_util.register_dataclass
@@ -15,14 +15,15 @@ class DecodingState:
 
     Attributes:
         layers: the mechanisms' states, stacked: each array has a first axis N.
-        positions: [B], the position of each row's next token: the number of its tokens so far, padding apart.
-        places: [], the places used up: the length of the prompt and one for each step.
+        positions: int32 [B], the position of each row's next token: the number of its tokens so far, padding apart.
+        places: int32 [], the places used up: the length of the prompt and one for each step.
         max_length: how many places there are.
     """
 
+    # Not arrays alone: jax.tree.map puts shapes, shardings and other things in their place.
     layers: Any
-    positions: Int[Array, "B"]
-    places: Int[Array, ""]
+    positions: Any
+    places: Any
     max_length: int = field(metadata={"static": True})
 
     def check(self, tokens: Array) -> None:

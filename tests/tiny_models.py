@@ -1,0 +1,67 @@
+"""Models of a size for tests, one for each mechanism."""
+
+import dataclasses
+import functools
+
+import jax
+from flax import nnx
+from mechanisms import CASES
+
+from proteinlm.models.transformer import ModelConfig, ProteinLM
+
+V = 29
+TINY = ModelConfig(
+    vocab_size=V,
+    num_layers=3,
+    num_heads=2,
+    embed_dim=16,
+    mlp_dim=24,
+    max_length=32,
+    dropout=0.1,
+    attention=CASES["favor"].config,
+)
+# The first case of every kind.
+KINDS = list({case.config.kind: name for name, case in reversed(CASES.items())}.values())[::-1]
+# Cases whose parts all occur in others: not worth a compilation of a whole model.
+_SIMILAR = {
+    *("sigmoid", "exp", "abs", "gelu", "tanh", "identity"),
+    *("polysketch_random", "polysketch_2", "polysketch_signed"),
+}
+DISTINCT = [name for name in CASES if name not in _SIMILAR]
+CAUSAL_KINDS = [name for name in KINDS if not CASES[name].config.no_causal]
+
+
+def mechanism(name, max_length=TINY.max_length):
+    """The config of a case, made for a model's length where it is made for one."""
+    config = CASES[name].config
+    return dataclasses.replace(config, max_length=max_length) if hasattr(config, "max_length") else config
+
+
+def build(*, causal=True, seed=0, **changes):
+    graph, state = _built(causal, seed, **changes)
+    return nnx.merge(graph, state)
+
+
+@functools.cache
+def _built(causal, seed, **changes):
+    return nnx.split(ProteinLM(dataclasses.replace(TINY, **changes), causal=causal, key=jax.random.key(seed)))
+
+
+def loud(model):
+    """The model with parameters large enough that every part matters to the logits."""
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+    params = jax.tree.map(lambda x: 2 * x if x.ndim > 1 else x, params)
+    return nnx.merge(graph, params, rest)
+
+
+def logits(model, tokens, dropout_key=None):
+    return _logits(*nnx.split(model), tokens, dropout_key)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(graph, state, tokens, dropout_key):
+    return nnx.merge(graph, state)(tokens, dropout_key=dropout_key)
+
+
+def some_tokens(*shape, seed=1):
+    return jax.random.randint(jax.random.key(seed), shape, 4, V)
