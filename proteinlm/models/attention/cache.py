@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 
@@ -49,7 +49,7 @@ def appended(cache: KeyValueCache, k: Float[Array, "B 1 H D"], v: Float[Array, "
         ValueError: there is no place left, and the length is known (outside jit).
     """
     size = cache.keys.shape[1]
-    if not isinstance(cache.length, jax.core.Tracer) and int(cache.length) >= size:
+    if not isinstance(cache.length, Tracer) and int(cache.length) >= size:
         raise ValueError(f"the cache is full: max_length of the prefill was {size}; a step has no place for its key")
     v = jnp.where(cache.length < size, v, jnp.nan).astype(cache.values.dtype)
     return KeyValueCache(

@@ -12,7 +12,6 @@ Axes: N = B * H rows, S blocks, C residues of a block. Scores, sums and products
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import jax
@@ -138,8 +137,7 @@ def attend_from_last(
     return jnp.einsum("bhij,bjhe->bihe", weights, v.astype(jnp.float32)).astype(v.dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(
+def _plain(
     kernel: Kernel,
     causal: bool,
     q: Float[Array, "S N C D"],
@@ -215,6 +213,7 @@ def _backward(kernel: Kernel, causal: bool, kept: tuple, d_out: Float[Array, "S 
     return (d_q * kernel.scale).astype(q.dtype), d_k, d_v, None
 
 
+_attend = jax.custom_vjp(_plain, nondiff_argnums=(0, 1))
 _attend.defvjp(_forward, _backward)
 
 

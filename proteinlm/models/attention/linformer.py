@@ -103,7 +103,7 @@ class LinformerAttention(Attention):
         causal: bool,
         key_mask: Bool[Array, "B L"] | None,
     ) -> Float[Array, "B L H E"]:
-        batch, length, heads, width = v.shape
+        batch, length, heads, _ = v.shape
         keys, values = (
             jnp.einsum("kl,blhw->bhkw", projection, x.astype(jnp.float32)).reshape(batch * heads, -1, x.shape[-1])
             for projection, x in zip(self._projections(length), _front(key_mask, k, v), strict=True)
