@@ -165,8 +165,8 @@ def every_length(limit_s: float) -> list[dict[str, Any]]:
                     call, used = compiled(name, length, causal=causal, backward=backward)
                 taken = best_of({name: call}, 1 if taken > 2 else 3)[name]
                 row = {
-                    "mechanism": name, "length": length, "causal": causal,
-                    "pass": "forward and backward" if backward else "forward", "seconds": taken, "temporary_bytes": used,
+                    "mechanism": name, "length": length, "causal": causal, "backward": backward,
+                    "seconds": taken, "temporary_bytes": used,
                 }  # fmt: skip
                 rows.append(row)
                 say(row)
