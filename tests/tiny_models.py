@@ -25,7 +25,8 @@ KINDS = list({case.config.kind: name for name, case in reversed(CASES.items())}.
 # Cases whose parts all occur in others: not worth a compilation of a whole model.
 _SIMILAR = {
     *("sigmoid", "exp", "abs", "gelu", "tanh", "identity"),
-    *("polysketch_random", "polysketch_2", "polysketch_signed"),
+    *("polysketch_random", "polysketch_2", "polysketch_8", "polysketch_signed"),
+    *("polynomial_2", "hyperbolic_hadamard", "regularized"),
 }
 DISTINCT = [name for name in CASES if name not in _SIMILAR]
 CAUSAL_KINDS = [name for name in KINDS if not CASES[name].config.no_causal]

@@ -65,7 +65,8 @@ def test_steps_can_start_from_one_token():
     model = build(num_layers=2)
     tokens = some_tokens(2, 4)
     whole, parts = logits(model, tokens), nnx.split(model)
-    _, state = prefill(*parts, tokens[:, :1], 4)
+    # Room for more than are decoded.
+    _, state = prefill(*parts, tokens[:, :1], 7)
     for i in range(1, 4):
         found, state = step(*parts, tokens[:, i], state)
         np.testing.assert_allclose(found, whole[:, i], atol=1e-5)
@@ -73,24 +74,26 @@ def test_steps_can_start_from_one_token():
 
 def test_a_step_too_many_is_refused():
     """Learned positions would give the last one for ever."""
-    model = build(num_layers=1)
-    found, state = model.prefill(some_tokens(2, 2), 3)
-    assert found.shape == (2, 2, V)
-    found, state = model.step(jnp.array([5, 6]), state)
+    model = build(num_layers=2)
+    parts = nnx.split(model)
+    found, state = prefill(*parts, some_tokens(2, 1), 2)
+    assert found.shape == (2, 1, V)
+    found, state = step(*parts, jnp.array([5, 6]), state)
     assert jnp.isfinite(found).all()
-    with pytest.raises(ValueError, match="no token is left to decode: prefill was given a max_length of 3"):
+    assert jnp.isnan(step(*parts, jnp.array([5, 6]), state)[0]).all()
+    with pytest.raises(ValueError, match="no token is left to decode: prefill was given a max_length of 2"):
         model.step(jnp.array([5, 6]), state)
 
 
 def test_what_cannot_be_decoded_is_refused():
-    model, tokens = build(num_layers=1), some_tokens(2, 5)
+    model, tokens = build(num_layers=2), some_tokens(2, 5)
     for max_length in (4, 33):
         with pytest.raises(ValueError, match=rf"max_length is {max_length}; .* 5 places .* max_length of 32"):
             model.prefill(tokens, max_length)
-    _, state = model.prefill(tokens, 8)
+    _, state = prefill(*nnx.split(model), tokens, 8)
     with pytest.raises(ValueError, match=r"tokens has shape \(3,\); a step takes one token a row, \(2,\)"):
         model.step(jnp.array([5, 6, 7]), state)
-    bidirectional = build(causal=False, num_layers=1)
+    bidirectional = build(causal=False, num_layers=2)
     for attempt in (lambda: bidirectional.prefill(tokens, 8), lambda: bidirectional.step(tokens[:, 0], state)):
         with pytest.raises(ValueError, match="the model is bidirectional"):
             attempt()
