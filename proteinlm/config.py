@@ -24,8 +24,8 @@ from proteinlm.models.attention import (
     GeneralizedConfig,
     IdentityConfig,
     LinformerConfig,
-    PolySketchConfig,
     PolynomialConfig,
+    PolySketchConfig,
     ReformerConfig,
     SoftmaxConfig,
 )

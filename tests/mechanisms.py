@@ -10,7 +10,10 @@ from proteinlm.models.attention import (
     FavorConfig,
     GeneralizedConfig,
     IdentityConfig,
+    LinformerConfig,
+    PolynomialConfig,
     PolySketchConfig,
+    ReformerConfig,
     SoftmaxConfig,
 )
 from proteinlm.models.attention.base import MechanismConfig
@@ -26,6 +29,7 @@ class Case:
         averages: weights are never negative and sum to 1 for whoever sees anything.
         mixes: a residue reads others.
         equivariant: bidirectional attention knows nothing of places.
+        sees_itself: a residue reads its own value where it sees others.
         tolerance: of values and gradients in float32, relative to the largest.
         bfloat16: the same for bfloat16 inputs: the rounding of results and cotangents, 2^-8, enlarged where
             denominators come near 0.
@@ -35,6 +39,7 @@ class Case:
     averages: bool = True
     mixes: bool = True
     equivariant: bool = True
+    sees_itself: bool = True
     tolerance: float = 2e-5
     bfloat16: float = 1e-2
 
@@ -56,10 +61,29 @@ def polysketch(*, local, **options):
 
 
 CASES = {
-    "softmax": Case(SoftmaxConfig()),
+    "softmax": Case(SoftmaxConfig(block_size=4)),
+    "polynomial": Case(PolynomialConfig(degree=4, block_size=4), averages=False),
+    "polynomial_2": Case(PolynomialConfig(degree=2, block_size=4), averages=False),
+    **{
+        f"linformer_{name}": Case(
+            LinformerConfig(num_projections=7, max_length=40, projections=name, block_size=4),
+            averages=False,
+            equivariant=False,
+        )
+        for name in ("redrawn", "learned")
+    },
     "favor": Case(FavorConfig(num_features=10, chunk_size=4)),
+    "hyperbolic_hadamard": Case(
+        FavorConfig(num_features=10, chunk_size=4, features="hyperbolic", projection="hadamard", regularized=True),
+    ),
+    "trigonometric_givens": Case(
+        FavorConfig(num_features=10, chunk_size=4, features="trigonometric", projection="givens"),
+        averages=False,
+        tolerance=2e-4,
+    ),
     "returns_v": Case(IdentityConfig(), mixes=False),
     **{name: generalized(name) for name in ("relu", "sigmoid", "exp", "abs", "gelu", "cos", "tanh", "identity")},
+    "reformer": Case(ReformerConfig(num_hashes=3, num_buckets=4, bucket_size=3), equivariant=False, sees_itself=False),
     "polysketch": polysketch(local=True, learned=True),
     "polysketch_learned": polysketch(local=False, learned=True),
     "polysketch_random": polysketch(local=False, learned=False),

@@ -1,0 +1,275 @@
+"""Attention inside buckets, near in order: each of several rounds sorts the residues into buckets of its own.
+
+In a round, residue i sees the nearest ones of its own bucket: with rank_i the place of i among the residues of its
+bucket, in order of position,
+
+    causal: 1 <= rank_i - rank_j <= window        bidirectional: 1 <= |rank_i - rank_j| <= window
+
+The rounds' sets are united: a key that N_ij rounds offer counts 1 / N_ij in each of them.
+
+The list. A round sorts residues by bucket and position, and each bucket starts at a multiple of the block, so that a
+residue's place in its block follows from its rank: later tokens and padding move whole blocks, the arithmetic of a
+residue stays what it was, and so does its output, to the last bit. A block reads its own keys and a window of them
+before it (bidirectional: and after it). Blocks are a quarter of a window: with L / window buckets the list is at most
+1.25 L long, and 1.25 windows of keys are scored for each place of it. Padding is not in the list.
+
+The rounds run one after another with a running softmax, blocks one after another within them. The backward pass is
+written by hand: it keeps the output and two numbers a residue, and scores each block again. Everything is float32 and
+linear in L.
+
+Axes: N rows (B * H), L residues, R rounds, K buckets, T places of the list, D and E widths of keys and values.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from proteinlm.models.attention.linear import NEVER, divide
+
+# The code of an empty place: no code of a residue, all of which are at least 0, is within a window of it.
+_EMPTY = -(2**30)
+
+
+class Layout(NamedTuple):
+    """Where residues lie in each round's list of T places.
+
+    Attributes:
+        place: int32 [R, N, L], in the list; T for padding.
+        residue: int32 [R, N, T], which residue lies there; L: none.
+        code: int32 [R, N, L]. i and j share a bucket and their ranks differ by r <= window if and only if their codes
+            differ by r.
+        alone: bool [N, L], there is nobody to see in any round.
+    """
+
+    place: Array
+    residue: Array
+    code: Array
+    alone: Array
+
+
+def layout_of(
+    buckets: Int[Array, "R N L"], visible: Bool[Array, "N L"], num_buckets: int, window: int, causal: bool
+) -> Layout:
+    """Sort each round's residues into its list.
+
+    Args:
+        buckets: of each round and residue, 0 to num_buckets - 1.
+        visible: False for padding, which goes nowhere.
+        num_buckets: K.
+        window: ranks that a residue sees on a side; at most L.
+        causal: residues see those before them alone.
+    """
+    length, block = buckets.shape[-1], _block(window)
+    # Each bucket that has residues wastes less than a block.
+    size = (length + min(num_buckets, length) * (block - 1)) // block * block
+
+    def place_row(bucket: Array) -> tuple[Array, ...]:
+        rank, sizes = ranks(bucket, num_buckets)
+        padded = (sizes + block - 1) // block * block
+        first = jnp.cumsum(padded) - padded
+        shown = bucket < num_buckets
+        inside = jnp.minimum(bucket, num_buckets - 1)
+        place = jnp.where(shown, first[inside] + rank, size)
+        residue = jnp.full(size, length, jnp.int32).at[place].set(jnp.arange(length, dtype=jnp.int32), mode="drop")
+        alone = rank == 0 if causal else sizes[inside] == 1
+        # Between two buckets, codes leave a gap that is wider than the window.
+        return place, residue, place + bucket * (window + 1), alone
+
+    buckets = jnp.where(visible[None], buckets, num_buckets)
+    place, residue, code, alone = jax.vmap(jax.vmap(place_row))(buckets)
+    return Layout(place, residue, code, alone.all(0))
+
+
+def ranks(bucket: Int[Array, " L"], num_buckets: int) -> tuple[Int[Array, " L"], Int[Array, " K"]]:
+    """Return how many of its bucket come before each residue, and each bucket's size; padding is in bucket K."""
+    order = jnp.argsort(bucket, stable=True)
+    starts = jnp.searchsorted(bucket[order], jnp.arange(num_buckets + 1, dtype=jnp.int32)).astype(jnp.int32)
+    return jnp.argsort(order).astype(jnp.int32) - starts[bucket], jnp.diff(starts)
+
+
+def attend_in_buckets(
+    q: Float[Array, "N L D"],
+    k: Float[Array, "N L D"],
+    v: Float[Array, "N L E"],
+    layout: Layout,
+    window: int,
+    causal: bool,
+) -> Float[Array, "N L E"]:
+    """Return softmax(q.k) v over the union of the rounds' sets, float32; 0 where it is empty.
+
+    q, k and v are float32; window and causal as given to `layout_of`.
+    """
+    return _attend(q, k, v, layout, window, causal)  # pyright: ignore[reportReturnType]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _attend(q: Array, k: Array, v: Array, layout: Layout, window: int, causal: bool) -> Array:
+    return _forward(q, k, v, layout, window, causal)[0]
+
+
+def _forward(q: Array, k: Array, v: Array, layout: Layout, window: int, causal: bool) -> tuple[Array, tuple]:
+    """Run over the rounds with a running softmax: [numerator | denominator], divided by exp of the largest score."""
+    v_one = with_ones(v)
+
+    def add_round(carry: tuple[Array, Array], of_round: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], None]:
+        sums, largest = carry
+        place, residue, own = of_round
+        lists = _Lists.of(residue, own, layout.code, k, v_one, window, causal)
+        queries = take(q, residue)
+
+        def read(block: Array) -> tuple[Array, Array]:
+            share, keys, values = lists.block(block)
+            return softmax_sums(jnp.einsum("nid,njd->nij", lists.cut(queries, block), keys), share, values)
+
+        found, found_largest = (take(_joined(x), place) for x in jax.lax.map(read, lists.blocks))
+        found_largest = jnp.where(found[..., -1:] > 0, found_largest, NEVER)
+        new = jnp.maximum(largest, found_largest)
+        return (sums * jnp.exp(largest - new) + found * jnp.exp(found_largest - new), new), None
+
+    start = jnp.zeros(v_one.shape), jnp.full((*q.shape[:2], 1), NEVER)
+    (sums, largest), _ = jax.lax.scan(add_round, start, (layout.place, layout.residue, layout.code))
+    out, denominator = divide(sums[..., :-1], sums[..., -1], None), sums[..., -1:]
+    return out, (q, k, v, layout, out, denominator, largest)
+
+
+def _backward(window: int, causal: bool, kept: tuple, d_out: Array) -> tuple[Array, Array, Array, None]:
+    q, k, v, layout, out, denominator, largest = kept
+    something = denominator > 0
+    d_out = jnp.where(something, d_out / jnp.where(something, denominator, 1.0), 0.0)
+    of_query = jnp.concatenate([q, d_out, (d_out * out).sum(-1, keepdims=True), largest], axis=-1)
+    dim, width = q.shape[-1], v.shape[-1]
+
+    def add_round(carry: tuple[Array, Array], of_round: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], None]:
+        place, residue, own = of_round
+        lists = _Lists.of(residue, own, layout.code, k, v, window, causal)
+        queries = take(of_query, residue)
+
+        def add_block(window_sums: Array, block: Array) -> tuple[Array, tuple[Array, Array]]:
+            d_queries, d_window = _block_gradients(lists.cut(queries, block), *lists.block(block))
+            # The window moves on by a block; what it leaves behind is complete.
+            done, rest = jnp.split(window_sums + d_window, [lists.size], axis=1)
+            return jnp.pad(rest, ((0, 0), (0, lists.size), (0, 0))), (d_queries, done)
+
+        nothing = jnp.zeros((len(q), lists.span, dim + width))
+        rest, (d_queries, done) = jax.lax.scan(add_block, nothing, lists.blocks)
+        d_list = jnp.concatenate([_joined(done), rest], axis=1)[:, window : window + queries.shape[1]]
+        return (carry[0] + take(_joined(d_queries), place), carry[1] + take(d_list, place)), None
+
+    start = jnp.zeros(q.shape), jnp.zeros((*q.shape[:2], dim + width))
+    (d_q, d_kv), _ = jax.lax.scan(add_round, start, (layout.place, layout.residue, layout.code))
+    return d_q, d_kv[..., :dim], d_kv[..., dim:], None
+
+
+def _block_gradients(
+    queries: Float[Array, "N I G"],
+    share: Float[Array, "N I J"],
+    keys: Float[Array, "N J D"],
+    values: Float[Array, "N J E"],
+) -> tuple[Float[Array, "N I D"], Float[Array, "N J F"]]:
+    """Return the gradients of a block's q and of its window's [keys | values].
+
+    Queries are [q | d_out | average | largest]. With d_out_i divided by the softmax's denominator, p_ij = share_ij
+    exp(s_ij - largest_i) is as if it were the weight: d v_j = sum_i p_ij d_out_i, d s_ij = p_ij (d_out_i.v_j -
+    average_i), average_i = d_out_i.out_i.
+    """
+    dim, width = keys.shape[-1], values.shape[-1]
+    q, d_out, average, largest = jnp.split(queries, (dim, dim + width, dim + width + 1), axis=-1)
+    scores = jnp.where(share > 0, jnp.einsum("nid,njd->nij", q, keys) - largest, NEVER)
+    weights = jnp.exp(scores) * share
+    d_scores = weights * (jnp.einsum("nie,nje->nij", d_out, values) - average)
+    d_keys = jnp.einsum("nij,nid->njd", d_scores, q)
+    d_values = jnp.einsum("nij,nie->nje", weights, d_out)
+    return jnp.einsum("nij,njd->nid", d_scores, keys), jnp.concatenate([d_keys, d_values], axis=-1)
+
+
+_attend.defvjp(_forward, _backward)
+
+
+class _Lists(NamedTuple):
+    """One round's sorted list, cut into blocks of queries and windows of keys around them.
+
+    Attributes:
+        own: int32 [N, T + window (+ window)], codes of the round; a window of empty places on each side that is read.
+        codes: int32 [N, R, the same], codes of all rounds.
+        keys: float32 [N, the same, D]. values: float32 [N, the same, E].
+        window, size, causal: of the call; size is the block.
+    """
+
+    own: Array
+    codes: Array
+    keys: Array
+    values: Array
+    window: int
+    size: int
+    causal: bool
+
+    @classmethod
+    def of(cls, residue: Array, own: Array, codes: Array, k: Array, v: Array, window: int, causal: bool) -> "_Lists":
+        around = ((0, 0), (window, 0 if causal else window))
+        residue = jnp.pad(residue, around, constant_values=k.shape[1])
+        own = take(own[..., None], residue, _EMPTY)[..., 0]
+        codes = take(codes.transpose(1, 2, 0), residue, _EMPTY).swapaxes(1, 2)
+        return cls(own, codes, take(k, residue), take(v, residue), window, _block(window), causal)
+
+    @property
+    def span(self) -> int:
+        """Keys of a window: the block's own, those before it and, bidirectional, after it."""
+        return self.size + self.window * (1 if self.causal else 2)
+
+    @property
+    def blocks(self) -> Array:
+        """The number of each block."""
+        return jnp.arange((self.own.shape[-1] - self.span) // self.size + 1)
+
+    def cut(self, x: Array, block: Array) -> Array:
+        """Return the block's residues, of a list [N, T, ...] that nothing is added to."""
+        return jax.lax.dynamic_slice_in_dim(x, block * self.size, self.size, axis=1)
+
+    def block(self, block: Array) -> tuple[Array, Array, Array]:
+        """Return 1 / N_ij where i sees j in this round, 0 elsewhere [N, size, span], and the window's keys, values."""
+
+        def seen(codes: Array) -> Array:
+            codes = jax.lax.dynamic_slice_in_dim(codes, block * self.size, self.span, axis=-1)
+            queries = codes[..., self.window : self.window + self.size]
+            difference = queries[..., :, None] - codes[..., None, :]
+            difference = difference if self.causal else jnp.abs(difference)
+            return (difference >= 1) & (difference <= self.window)
+
+        times = seen(self.codes).sum(1).astype(jnp.float32)
+        share = jnp.where(seen(self.own), 1 / jnp.maximum(times, 1.0), 0.0)
+        keys, values = (
+            jax.lax.dynamic_slice_in_dim(x, block * self.size, self.span, axis=1) for x in (self.keys, self.values)
+        )
+        return share, keys, values
+
+
+def softmax_sums(
+    scores: Float[Array, "N I J"], share: Float[Array, "N I J"], v_one: Float[Array, "N J F"]
+) -> tuple[Float[Array, "N I F"], Float[Array, "N I 1"]]:
+    """Return sums of share exp(score - largest) [v | 1], and the largest score; NEVER where every share is 0."""
+    scores = jnp.where(share > 0, scores, NEVER)
+    largest = scores.max(-1, keepdims=True)
+    return jnp.einsum("nij,njf->nif", jnp.exp(scores - largest) * share, v_one), largest
+
+
+def _block(window: int) -> int:
+    """Return the block's size. The list and its windows grow with it; below a quarter nothing is gained in time."""
+    return max(window // 4, 1)
+
+
+def take(x: Array, index: Int[Array, "N T"], empty: int = 0) -> Array:
+    """Return rows of each list, [N, L, W] and [N, T] -> [N, T, W]; `empty` for an index that is L or more."""
+    return jax.vmap(lambda x, i: x.at[i].get(mode="fill", fill_value=empty))(x, index)
+
+
+def _joined(blocks: Float[Array, "S N C W"]) -> Float[Array, "N T W"]:
+    """Put the blocks that a scan returns back into one list."""
+    return blocks.swapaxes(0, 1).reshape(blocks.shape[1], -1, blocks.shape[3])
+
+
+def with_ones(v: Float[Array, "N L E"]) -> Float[Array, "N L F"]:
+    """Return [v | 1], so that numerator and denominator are one pass."""
+    return jnp.concatenate([v, jnp.ones((*v.shape[:2], 1), jnp.float32)], axis=-1)

@@ -1,0 +1,253 @@
+"""Reformer: attention inside the buckets of a locality-sensitive hash (Kitaev, Kaiser, Levskaya 2020, sections 2, 3).
+
+Queries are keys too: k_j = q_j / |q_j|, scores q_i.k_j / sqrt(D), and a residue does not see itself unless it sees
+nothing else. The hash of a round is h(x) = argmax([x R; -x R]) with R a Gaussian [D, num_buckets / 2]; the heads of a
+layer share the rounds' R. The rounds' sets are united, and each key counts once (the paper's N_ij).
+
+Who sees whom, where we differ. The paper sorts residues by bucket and position and cuts the sorted list into chunks. A
+chunk begins where the residues of earlier buckets, later tokens among them, put it: the future decides whom the past
+sees, and a step that decodes one token cannot repeat it. Here, in each round, residue i sees the bucket_size residues
+of its own bucket that come before it (bidirectional: and the bucket_size that come after it): with rank_i the place of
+i in its bucket, in order of position,
+
+    causal: 1 <= rank_i - rank_j <= bucket_size        bidirectional: 1 <= |rank_i - rank_j| <= bucket_size
+
+and itself if no round gives it anybody. A difference of ranks depends on the tokens between the two alone. So causal
+attention is causal, padding changes nothing, and there is a state of fixed size: the last bucket_size keys and values
+of each bucket. Cost is the paper's; buckets.py has the sorted lists. Padding is seen by nobody and reads 0.
+
+Hashes are compared in float32: a query on the border of two buckets may fall into either, where a product of another
+shape (a step, another length) rounds otherwise.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Int
+
+from proteinlm.errors import InputError
+from proteinlm.models.attention.base import Attention, MechanismConfig, Projection, visible_pairs
+from proteinlm.models.attention.buckets import attend_in_buckets, layout_of, ranks, softmax_sums, take, with_ones
+from proteinlm.models.attention.linear import NEVER, divide
+
+# A query shorter than this has no direction: its key is 0.
+_SHORTEST = 1e-12
+# Positions hashed together: [N, this, R * num_buckets / 2] products are held at a time.
+_HASHED_TOGETHER = 512
+
+
+@dataclass(frozen=True)
+class ReformerConfig(MechanismConfig):
+    """Reformer attention.
+
+    Attributes:
+        num_hashes: rounds; 4 of the paper's 1 to 16 (reformer-pytorch: "4 is permissible per author, 8 is the best but
+            slower"; trax's reformer_imagenet64.gin, which the Performer paper ran, has 2).
+        num_buckets: of each round, even. A number and not a function of the input's length, so that padding never
+            changes an answer: choose about max_length / bucket_size, which fills a window on average (16 is for the
+            paper's protein models, 1024); trax has twice that, 192 for 12,288 and chunks of 128.
+        bucket_size: residues of its bucket that one residue sees in a round, on each side; 64 is the Reformer paper's
+            according to reformer-pytorch.
+    """
+
+    kind: ClassVar[str] = "reformer"
+    shares_queries_and_keys: ClassVar[bool] = True
+    num_hashes: int = 4
+    num_buckets: int = 16
+    bucket_size: int = 64
+
+    def __post_init__(self):
+        for name in ("num_hashes", "bucket_size"):
+            if getattr(self, name) < 1:
+                raise InputError(f"attention.{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.num_buckets < 2 or self.num_buckets % 2:
+            raise InputError(
+                f"attention.num_buckets is {self.num_buckets}; it must be even and at least 2: buckets come in "
+                "opposite pairs."
+            )
+
+    def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "ReformerAttention":
+        """Return the mechanism; its rounds' rotations serve all heads."""
+        return ReformerAttention(self, num_heads=num_heads, head_dim=head_dim, key=key)
+
+
+class State(NamedTuple):
+    """The last residues of each bucket, as rings; N = B * H rows, R rounds, K buckets, W = bucket_size.
+
+    Attributes:
+        keys: float32 [N, R, K, W, D].
+        values: float32 [N, R, K, W, E].
+        positions: int32 [N, R, K, W], which token lies there; -1: none.
+        counts: int32 [N, R, K], residues that the bucket has had; the next one goes to place counts % W.
+        time: int32 [], tokens so far.
+    """
+
+    keys: Array
+    values: Array
+    positions: Array
+    counts: Array
+    time: Array
+
+
+class ReformerAttention(Attention):
+    """Reformer attention of one layer.
+
+    Keys are made from the queries, and k is not read. A k that differs from q is refused (ValueError) where that can
+    be seen; inside jax.jit or jax.grad it cannot.
+    """
+
+    def __init__(self, config: ReformerConfig, *, num_heads: int, head_dim: int, key: jax.Array):
+        """Draw the rotations."""
+        super().__init__(config, num_heads=num_heads, head_dim=head_dim)
+        self.rotations = Projection(self._draw(key))
+
+    def _draw(self, key: jax.Array) -> Float[Array, "R D K"]:
+        config = self.config
+        return jax.random.normal(key, (config.num_hashes, self.head_dim, config.num_buckets // 2), jnp.float32)
+
+    def redraw(self, key: jax.Array) -> None:
+        """Draw new rotations; a pure function of the key."""
+        self.rotations[...] = self._draw(key)
+
+    def buckets(self, q: Float[Array, "N L D"]) -> Int[Array, "R N L"]:
+        """Return h(q) of each round, 0 to num_buckets - 1, int32; the length of q does not matter."""
+        rotations = self.rotations[...]
+
+        def hash_one(x: Array) -> Array:
+            rotated = jnp.einsum("nd,rdm->nrm", x, rotations, precision="highest")
+            return jnp.argmax(jnp.concatenate([rotated, -rotated], axis=-1), axis=-1).astype(jnp.int32)
+
+        buckets = jax.lax.map(hash_one, jax.lax.stop_gradient(q).swapaxes(0, 1), batch_size=_HASHED_TOGETHER)
+        return buckets.transpose(2, 1, 0)
+
+    def _attend(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        v: Float[Array, "B L H E"],
+        causal: bool,
+        key_mask: Bool[Array, "B L"] | None,
+    ) -> Float[Array, "B L H E"]:
+        _check_shared(q, k)
+        queries, values, visible = _rows(q), _rows(v), _visible_rows(key_mask, q)
+        config, length = self.config, q.shape[1]
+        # Ranks differ by less than L: a longer window sees no more.
+        window = min(config.bucket_size, length)
+        layout = layout_of(self.buckets(queries), visible, config.num_buckets, window, causal)
+        out = attend_in_buckets(queries * q.shape[-1] ** -0.5, _unit(queries), values, layout, window, causal)
+        out = jnp.where((layout.alone & visible)[..., None], values, out)
+        return _unrows(out, q.shape[0]).astype(v.dtype)
+
+    def _weights(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        causal: bool,
+        key_mask: Bool[Array, "B L"] | None,
+    ) -> Float[Array, "B H L L"]:
+        """Softmax over the union of the rounds' sets; who sees nobody else sees itself."""
+        _check_shared(q, k)
+        batch, length, heads, dim = q.shape
+        visible = jnp.ones((batch, length), bool) if key_mask is None else key_mask
+        both = visible_pairs(length, False, visible) & visible[:, None, :, None]
+        bucket = self.buckets(_rows(q)).reshape(-1, batch, heads, length)
+        same = (bucket[..., :, None] == bucket[..., None, :]) & both[None]
+        # rank_i: how many of its bucket come before it.
+        rank = jnp.where(jnp.tril(jnp.ones((length, length), bool), -1)[None, None, None], same, False).sum(-1)
+        difference = jnp.abs(rank[..., :, None] - rank[..., None, :])
+        near = same & (difference >= 1) & (difference <= self.config.bucket_size)
+        seen = near.any(0) & visible_pairs(length, causal, key_mask)
+        scores = jnp.einsum("bihd,bjhd->bhij", q, _unit(q)) / jnp.sqrt(dim)
+        weights = jnp.where(seen, jax.nn.softmax(jnp.where(seen, scores, NEVER), axis=-1), 0.0)
+        alone = visible[:, None, :] & ~seen.any(-1)
+        return weights + alone[..., None] * jnp.eye(length)[None, None]
+
+    def _prefill(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        v: Float[Array, "B L H E"],
+        key_mask: Bool[Array, "B L"] | None,
+        max_length: int,
+    ) -> tuple[Float[Array, "B L H E"], State]:
+        _check_shared(q, k)
+        config, length = self.config, q.shape[1]
+        queries, visible = _rows(q), _visible_rows(key_mask, q)
+        fill = partial(_fill_rings, num_buckets=config.num_buckets, window=config.bucket_size)
+        bucket = jnp.where(visible[None], self.buckets(queries), config.num_buckets)
+        positions, counts = jax.vmap(jax.vmap(fill))(bucket.swapaxes(0, 1))
+        index = jnp.where(positions < 0, length, positions).reshape(len(positions), -1)
+        keys, values = (take(x, index).reshape(*positions.shape, -1) for x in (_unit(queries), _rows(v)))
+        state = State(keys, values, positions, counts, jnp.asarray(length, jnp.int32))
+        return self._attend(q, k, v, True, key_mask), state
+
+    def _step(
+        self, q: Float[Array, "B 1 H D"], k: Float[Array, "B 1 H D"], v: Float[Array, "B 1 H E"], state: State
+    ) -> tuple[Float[Array, "B 1 H E"], State]:
+        _check_shared(q, k)
+        query, value = _rows(q), _rows(v)
+        bucket = self.buckets(query)[..., 0].T
+        rows, rounds = np.arange(bucket.shape[0])[:, None], np.arange(bucket.shape[1])[None]
+        ring = (rows, rounds, bucket)
+        keys, values, positions = (
+            x[ring].reshape(len(bucket), -1, *x.shape[4:]) for x in (state.keys, state.values, state.positions)
+        )
+        # N_ij: the rounds that offer the same token; each ring holds it at most once.
+        times = (positions[:, :, None] == positions[:, None, :]).sum(-1)
+        share = jnp.where(positions >= 0, 1 / times, 0.0)
+        scores = jnp.einsum("nid,njd->nij", query * q.shape[-1] ** -0.5, keys)
+        numerator, _ = softmax_sums(scores, share[:, None], with_ones(values))
+        out = jnp.where(numerator[..., -1:] > 0, divide(numerator[..., :-1], numerator[..., -1], None), value)
+        place = (*ring, state.counts[ring] % self.config.bucket_size)
+        state = State(
+            state.keys.at[place].set(_unit(query)),
+            state.values.at[place].set(value),
+            state.positions.at[place].set(state.time),
+            state.counts.at[ring].add(1),
+            state.time + 1,
+        )
+        return _unrows(out, q.shape[0]).astype(v.dtype), state
+
+
+def _fill_rings(bucket: Int[Array, " L"], num_buckets: int, window: int) -> tuple[Int[Array, "K W"], Int[Array, " K"]]:
+    """Return the positions of each bucket's last residues, -1 where there is none, and its size."""
+    rank, sizes = ranks(bucket, num_buckets)
+    kept = (bucket < num_buckets) & (rank >= sizes[jnp.minimum(bucket, num_buckets - 1)] - window)
+    place = jnp.where(kept, bucket * window + rank % window, num_buckets * window)
+    positions = jnp.full(num_buckets * window, -1, jnp.int32)
+    positions = positions.at[place].set(jnp.arange(len(bucket), dtype=jnp.int32), mode="drop")
+    return positions.reshape(num_buckets, window), sizes
+
+
+def _unit(q: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+    """Return q / |q|; 0, and gradient 0, where q has no direction."""
+    square = (q * q).sum(-1, keepdims=True)
+    direction = square > _SHORTEST**2
+    return jnp.where(direction, q * jax.lax.rsqrt(jnp.where(direction, square, 1.0)), 0.0)
+
+
+def _rows(x: Float[Array, "B L H W"]) -> Float[Array, "N L W"]:
+    """Return float32 [B * H, L, W]."""
+    return x.astype(jnp.float32).swapaxes(1, 2).reshape(-1, x.shape[1], x.shape[3])
+
+
+def _unrows(x: Float[Array, "N L W"], batch: int) -> Float[Array, "B L H W"]:
+    return x.reshape(batch, -1, *x.shape[1:]).swapaxes(1, 2)
+
+
+def _visible_rows(key_mask: Bool[Array, "B L"] | None, q: Float[Array, "B L H D"]) -> Bool[Array, "N L"]:
+    batch, length, heads, _ = q.shape
+    mask = jnp.ones((batch, length), bool) if key_mask is None else key_mask
+    return jnp.broadcast_to(mask[:, None], (batch, heads, length)).reshape(-1, length)
+
+
+def _check_shared(q: Any, k: Any) -> None:
+    if k is q or isinstance(q, Tracer) or isinstance(k, Tracer):
+        return
+    if not np.array_equal(np.asarray(q, np.float32), np.asarray(k, np.float32), equal_nan=True):
+        raise ValueError("k differs from q; Reformer shares queries and keys (its keys are the queries, of length 1)")
