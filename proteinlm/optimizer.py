@@ -5,7 +5,9 @@ import optax
 
 from proteinlm.config import OptimizerConfig
 
-_NOT_DECAYED = ("bias", "scale")
+# Last words of the names of parameters that weight decay leaves alone, as in mlp/bias, query_scale, biases/0. Names say
+# it, not shapes: layers are stacked, and a mechanism may stack more.
+_NOT_DECAYED = ("bias", "biases", "scale", "scales")
 
 
 def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
@@ -28,7 +30,7 @@ def is_decayed(parameters) -> object:
 
     def decayed(path, _leaf):
         names = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
-        return not any(name in _NOT_DECAYED for name in names)
+        return not any(name.split("_")[-1] in _NOT_DECAYED for name in names)
 
     return jax.tree_util.tree_map_with_path(decayed, parameters)
 

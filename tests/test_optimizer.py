@@ -1,9 +1,15 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from mechanisms import CASES
+from tiny_models import TINY, mechanism
 
 from proteinlm.config import OptimizerConfig
+from proteinlm.models.transformer import ProteinLM
 from proteinlm.optimizer import is_decayed, learning_rate_schedule, make_optimizer
 
 
@@ -77,3 +83,15 @@ def test_schedules():
 def test_which_parameters_decay():
     tree = {"norm": {"scale": 1, "bias": 2}, "mlp": {"kernel": 3}, "embedding": 4}
     assert is_decayed(tree) == {"norm": {"scale": False, "bias": False}, "mlp": {"kernel": True}, "embedding": True}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_model_decays_its_matrices_alone(name):
+    """Normalisations of mechanisms too: what starts as all 0 or all 1 is a bias or a scale, and nothing else is."""
+    config = dataclasses.replace(TINY, num_layers=1, attention=mechanism(name), tied_output=True)
+    model = ProteinLM(config, causal=not config.attention.no_causal, key=jax.random.key(0))
+    parameters = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    for (path, decays), value in zip(
+        jax.tree_util.tree_leaves_with_path(is_decayed(parameters)), jax.tree.leaves(parameters), strict=True
+    ):
+        assert decays == (len(np.unique(value)) > 1), jax.tree_util.keystr(path)
