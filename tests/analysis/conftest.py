@@ -16,7 +16,17 @@ def make_model():
     """Return a function that builds a tiny, untrained model; the same arguments give the same model."""
 
     @functools.cache
-    def make(kind="softmax", *, causal=False, num_layers=2, num_heads=2, max_length=64, dtype="float32", **options):
+    def make(
+        kind="softmax",
+        *,
+        attention=None,
+        causal=False,
+        num_layers=2,
+        num_heads=2,
+        max_length=64,
+        dtype="float32",
+        **options,
+    ):
         if kind in ("favor", "generalized"):
             # Chunks that do not divide the lengths of the tests.
             options = {"num_features": 16, "chunk_size": 7, **options}
@@ -28,12 +38,13 @@ def make_model():
             mlp_dim=16,
             max_length=max_length,
             dtype=dtype,
-            attention=ATTENTION[kind](**options),
+            attention=attention or ATTENTION[kind](**options),
         )
         model = ProteinLM(config, causal=causal, key=jax.random.key(7))
         # Preferences as of a trained model, yet not so sharp that rounding in the layer below decides them.
         for linear in (model.blocks.query, model.blocks.key):
-            linear.kernel[...] = 1.2 * linear.kernel[...]
+            if linear is not None:
+                linear.kernel[...] = 1.2 * linear.kernel[...]
         return model
 
     return make
