@@ -53,7 +53,8 @@ class FavorConfig(MechanismConfig):
         kernel_epsilon: the paper's stabiliser, added to every feature relative to the largest feature of the same
             residue (so it tells nothing of other residues); see the top of this file. Trigonometric features have none.
         min_denominator: for trigonometric features; see the top of this file.
-        chunk_size: residues of a step of the scan, 0 for what is fast on the backend; speed and memory alone depend on it.
+        chunk_size: residues of a step of the scan, 0 for what is fast on the backend; speed and memory alone depend on
+            it.
     """
 
     kind: ClassVar[str] = "favor"

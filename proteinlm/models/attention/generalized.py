@@ -51,7 +51,8 @@ class GeneralizedConfig(MechanismConfig):
         kernel_epsilon: added to f; the paper's 1e-3 keeps ReLU's denominators away from 0.
         renormalize: divide by the row's sum; without it, weights are the kernel itself and outputs grow with L.
         min_denominator: for gelu, cos, tanh and identity; see above.
-        chunk_size: residues of a step of the scan, 0 for what is fast on the backend; speed and memory alone depend on it.
+        chunk_size: residues of a step of the scan, 0 for what is fast on the backend; speed and memory alone depend on
+            it.
     """
 
     kind: ClassVar[str] = "generalized"

@@ -25,12 +25,12 @@ The dense products are the faster ones for D of 64 on hardware made for matrix p
 the paper compares, and need less memory: W is never formed.
 """
 
-import functools
 import math
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import scipy.linalg
 from jaxtyping import Array, Float, Int
 
 Kind = Literal["gaussian", "orthogonal", "hadamard", "givens"]
@@ -62,10 +62,8 @@ class Hadamard(NamedTuple):
     def matrix(self, dim: int) -> Float[Array, "M D"]:
         """Return W by products of dense matrices."""
         width = self.signs.shape[-1]
-        hadamard = functools.reduce(
-            jnp.kron, [jnp.array([[1.0, 1.0], [1.0, -1.0]])] * int(math.log2(width)), jnp.eye(1)
-        )
-        one, two, three = (hadamard[None] * self.signs[:, None, i] for i in range(3))
+        hadamard = jnp.asarray(scipy.linalg.hadamard(width), jnp.float32)[None]
+        one, two, three = (hadamard * self.signs[:, None, i] for i in range(3))
         rows = (three @ two @ one).reshape(-1, width)[: self.lengths.shape[0], :dim]
         return rows * self.lengths[:, None] * width**-1.5
 
@@ -110,16 +108,21 @@ class Givens(NamedTuple):
 
     def matrix(self, dim: int) -> Float[Array, "M D"]:
         """Return W by products of dense matrices."""
-        blocks, layers, _ = self.order.shape
+        blocks = self.order.shape[0]
         first = jnp.arange(dim // 2)
         second = first + dim // 2
-        rows = jnp.broadcast_to(jnp.eye(dim), (blocks, dim, dim))
-        for i in range(layers):
-            cos, sin = jnp.cos(self.angles[:, i]), jnp.sin(self.angles[:, i])
-            turn = jnp.broadcast_to(jnp.eye(dim), (blocks, dim, dim))
+        eye = jnp.eye(dim)
+
+        def multiply(rows: Array, layer: tuple[Array, Array]) -> tuple[Array, None]:
+            order, angles = layer
+            cos, sin = jnp.cos(angles), jnp.sin(angles)
+            turn = jnp.broadcast_to(eye, (blocks, dim, dim))
             turn = turn.at[:, first, first].set(cos).at[:, first, second].set(-sin)
             turn = turn.at[:, second, first].set(sin).at[:, second, second].set(cos)
-            rows = turn @ jnp.eye(dim)[self.order[:, i]] @ rows
+            return turn @ eye[order] @ rows, None
+
+        start = jnp.broadcast_to(eye, (blocks, dim, dim))
+        rows, _ = jax.lax.scan(multiply, start, (self.order.swapaxes(0, 1), self.angles.swapaxes(0, 1)))
         return rows.reshape(blocks * dim, dim)[: self.lengths.shape[0]] * self.lengths[:, None]
 
 
@@ -189,8 +192,7 @@ def givens(key: jax.Array, num_features: int, dim: int, *, norms: str = "chi") -
     """Draw G-ORF; arguments as in `draw_projection`."""
     order_key, angle_key, norm_key, sign_key = jax.random.split(key, 4)
     shape = (math.ceil(num_features / dim), _LAYERS * max(1, math.ceil(math.log(dim))))
-    order = jnp.broadcast_to(jnp.arange(dim, dtype=jnp.int32), (*shape, dim))
-    order = jax.random.permutation(order_key, order, axis=-1, independent=True)
+    order = jnp.argsort(jax.random.uniform(order_key, (*shape, dim), jnp.float32), axis=-1).astype(jnp.int32)
     angles = jax.random.uniform(angle_key, (*shape, dim // 2), jnp.float32, maxval=2 * math.pi)
     signs = jax.random.rademacher(sign_key, (num_features,), jnp.float32)
     return Givens(order, angles, signs * _lengths(norm_key, num_features, dim, norms))

@@ -4,11 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from mechanisms import assert_close, fast, inputs, reference, value_and_gradients
 from scipy.special import expit
 
 from proteinlm.errors import InputError
 from proteinlm.models.attention import GeneralizedConfig
 from proteinlm.models.attention.generalized import FUNCTIONS, SIGNED, kernel_features
+from proteinlm.models.attention.projections import matrix
 
 D = 6
 IN_NUMPY = {
@@ -44,6 +47,34 @@ def test_features_are_equation_5(function):
         inside = x / D**0.25 if projection is None else x / D**0.25 @ w.T
         expected = (IN_NUMPY[function](inside) + 1e-3) / np.sqrt(inside.shape[-1])
         np.testing.assert_allclose(values, expected, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("renormalize", [True, False])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_without_projection_or_normalisation(function, renormalize):
+    """Values and all gradients against the explicit matrix."""
+    attention = build(function=function, num_features=0, renormalize=renormalize)
+    assert not jax.tree.leaves(nnx.state(attention))
+    q, k, v = inputs(9)
+    found = value_and_gradients(fast(attention, True, None), q, k, v)
+    expected = value_and_gradients(reference(attention, True, None), q, k, v)
+    # Where the denominator comes near 0, 1 / den^2 in the gradient enlarges the rounding of float32.
+    assert_close(found, expected, 2e-4 if function in SIGNED and renormalize else 2e-5)
+
+
+@pytest.mark.parametrize(
+    ("function", "causal", "projection"),
+    [("relu", False, "hadamard"), ("exp", True, "givens"), ("exp", False, "gaussian"), ("gelu", True, "hadamard")],
+)
+def test_with_a_projection_and_no_normalisation(function, causal, projection):
+    """Every projection's fast product in the mechanism; one row is padded."""
+    attention = build(function=function, projection=projection, renormalize=False)
+    assert matrix(attention.projection.get_value(), D).shape == (8, D)
+    mask = jnp.ones((2, 9), bool).at[0, :2].set(False)
+    q, k, v = inputs(9, size=1.0)
+    found = value_and_gradients(fast(attention, causal, mask), q, k, v)
+    expected = value_and_gradients(reference(attention, causal, mask), q, k, v)
+    assert_close(found, expected, 2e-5)
 
 
 @pytest.mark.parametrize("function", sorted(SIGNED))
@@ -126,8 +157,17 @@ def test_redraw_with_and_without_a_projection():
 
 @pytest.mark.parametrize(
     "options",
-    [{"num_features": -1}, {"chunk_size": 0}, {"kernel_epsilon": -1.0}, {"min_denominator": 0.0}],
+    [{"num_features": -1}, {"chunk_size": -1}, {"kernel_epsilon": -1.0}, {"min_denominator": 0.0}],
 )  # fmt: skip
 def test_impossible_settings_are_refused(options):
     with pytest.raises(InputError, match=next(iter(options))):
         GeneralizedConfig(**options)
+
+
+@pytest.mark.parametrize(("name", "value"), [("function", "sine"), ("projection", "fourier")])
+def test_unknown_kinds_are_refused(name, value):
+    """By the config itself: here the types are checked before it, elsewhere they are not."""
+    config = GeneralizedConfig()
+    object.__setattr__(config, name, value)
+    with pytest.raises(InputError, match=f"attention.{name} is '{value}'; it must be one of "):
+        config.__post_init__()
