@@ -103,7 +103,7 @@ def exact_attention(
     *,
     causal: bool,
     key_mask: Bool[Array, "B L"] | None = None,
-    block_size: int = 256,
+    block_size: int = 512,
 ) -> Float[Array, "B L H E"]:
     """Attend exactly, in the values' dtype.
 

@@ -35,7 +35,7 @@ class PolynomialConfig(MechanismConfig):
     kind: ClassVar[str] = "polynomial"
     degree: int = 4
     beta: float | None = None
-    block_size: int = 256
+    block_size: int = 512
 
     def __post_init__(self):
         if self.degree < 2 or self.degree % 2:

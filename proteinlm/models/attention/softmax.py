@@ -31,7 +31,7 @@ class SoftmaxConfig(MechanismConfig):
 
     kind: ClassVar[str] = "softmax"
     implementation: Implementation = "auto"
-    block_size: int = 256
+    block_size: int = 512
 
     def __post_init__(self):
         if self.implementation not in get_args(Implementation):
