@@ -29,7 +29,6 @@ chunk is part of what is computed, causal or not.
 """
 
 import abc
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -39,6 +38,7 @@ from jax.lax import stop_gradient
 from jaxtyping import Array, Bool, Float
 
 from proteinlm.models.attention.base import Attention
+from proteinlm.models.attention.blocks import join, split, split_mask
 
 # Stands for log 0: below every real log scale, yet differences of two stay finite.
 NEVER = -1e30
@@ -130,8 +130,8 @@ def linear_attention(
     chunk = min(chunk_size or fast_chunk_size(), length)
     if state is None:
         state = empty_state(key_features, batch * heads, q.shape[-1], width)
-    queries, keys, values = (_split(x, chunk) for x in (q, k, v))
-    visible = _split_mask(key_mask, batch, length, heads, chunk)
+    queries, keys, values = (split(x, chunk) for x in (q, k, v))
+    visible = split_mask(key_mask, batch, length, heads, chunk)
 
     def read(sums: Array, query_scale: Array | None, key_scale: Array | None) -> Array:
         """Turn sums over [v | 1] into the output; the scales matter only where nothing divides them out."""
@@ -184,7 +184,7 @@ def linear_attention(
     else:
         state, _ = jax.lax.scan(jax.checkpoint(absorb_step), state, (keys, values, visible))
         _, out = jax.lax.scan(jax.checkpoint(read_step), state, queries)
-    return _join(out, batch, length, heads), state
+    return join(out, batch, length, heads), state
 
 
 def fast_chunk_size() -> int:
@@ -272,32 +272,3 @@ def _visible_features(features: Features, visible: Bool[Array, "N C"] | None) ->
 def _with_ones(v: Float[Array, "N C E"]) -> Float[Array, "N C F"]:
     v = v.astype(jnp.float32)
     return jnp.concatenate([v, jnp.ones((*v.shape[:2], 1), jnp.float32)], axis=-1)
-
-
-def _split(x: Float[Array, "B L H W"], chunk: int) -> Float[Array, "S N C W"]:
-    """Cut [B, L, H, W] into chunks [L / C, B * H, C, W]; zeros fill the last one."""
-    batch, length, heads, width = x.shape
-    steps = math.ceil(length / chunk)
-    x = jnp.pad(x, ((0, 0), (0, steps * chunk - length), (0, 0), (0, 0)))
-    x = x.reshape(batch, steps, chunk, heads, width).transpose(1, 0, 3, 2, 4)
-    return x.reshape(steps, batch * heads, chunk, width)
-
-
-def _split_mask(
-    key_mask: Bool[Array, "B L"] | None, batch: int, length: int, heads: int, chunk: int
-) -> Bool[Array, "S N C"] | None:
-    """Cut the mask as the keys; None when every key counts and nothing had to be filled."""
-    steps = math.ceil(length / chunk)
-    if key_mask is None and steps * chunk == length:
-        return None
-    mask = jnp.ones((batch, length), bool) if key_mask is None else key_mask
-    mask = jnp.pad(mask, ((0, 0), (0, steps * chunk - length)))
-    mask = mask.reshape(batch, steps, 1, chunk).transpose(1, 0, 2, 3)
-    return jnp.broadcast_to(mask, (steps, batch, heads, chunk)).reshape(steps, batch * heads, chunk)
-
-
-def _join(out: Float[Array, "S N C E"], batch: int, length: int, heads: int) -> Float[Array, "B L H E"]:
-    """Undo `_split`."""
-    steps, _, chunk, width = out.shape
-    out = out.reshape(steps, batch, heads, chunk, width).transpose(1, 0, 3, 2, 4)
-    return out.reshape(batch, steps * chunk, heads, width)[:, :length]

@@ -7,9 +7,9 @@ or learned, one for all heads, queries and keys. The square makes scores non-neg
 self-tensoring, r (r + 1) / 2 of them. Without it (`nonnegative` False) S has degree p and s = <S(q'), S(k')> has any
 sign (Algorithm 1's PolySketchWithNegativity).
 
-Local blocks. With `local`, residues of one block of `block_size` have the exact score <q'_i, k'_j>^p. Blocks are counted
-from a row's first residue, wherever padding lies, and the same in both modes: the paper has the causal one alone. A
-padded query reads 0 then.
+Local blocks. With `local`, residues of one block of `block_size` have the exact score <q'_i, k'_j>^p. Blocks are
+counted from a row's first residue, wherever padding lies, and the same in both modes: the paper has the causal one
+alone. A padded query reads 0 then.
 """
 
 from dataclasses import dataclass
