@@ -41,7 +41,7 @@ def test_features_are_equation_5(function):
             None if projection is None else jnp.asarray(projection, jnp.float32),
             function,
             1e-3,
-        )
+        )[:2]
         if scale is not None:
             values = values * np.exp(scale)[..., None]
         inside = x / D**0.25 if projection is None else x / D**0.25 @ w.T
