@@ -8,6 +8,7 @@ from proteinlm.config import (
     Config,
     FavorConfig,
     GeneralizedConfig,
+    LinformerConfig,
     ModelConfig,
     ObjectiveConfig,
     OptimizerConfig,
@@ -109,6 +110,23 @@ def test_windows_longer_than_the_positions_are_refused():
     model = dataclasses.replace(config.model, max_length=100)
     with pytest.raises(InputError, match=r"batches\.length is 1024 .* 100"):
         dataclasses.replace(config, model=model)
+
+
+def test_a_causal_objective_needs_a_mechanism_with_a_causal_form():
+    model = dataclasses.replace(Config().model, attention=LinformerConfig())
+    with pytest.raises(InputError, match=r'objective.kind is "causal", but linformer attention has no causal form: '):
+        Config(model=model)
+    assert not Config(model=model, objective=ObjectiveConfig(kind="masked")).causal
+
+
+def test_configs_saved_before_a_field_existed_mean_its_default():
+    old = json.loads(Config().to_json())
+    for name in ("positions", "feed_forward", "norm", "tied_output"):
+        del old["model"][name]
+    assert Config.from_json(json.dumps(old)) == Config()
+    del old["model"]["dtype"]
+    with pytest.raises(InputError, match="lacks dtype"):
+        Config.from_json(json.dumps(old))
 
 
 def test_a_misspelt_name_gets_the_nearest():

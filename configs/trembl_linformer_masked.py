@@ -1,0 +1,29 @@
+"""Masked (bidirectional) Linformer on single TrEMBL sequences.
+
+"Rethinking Attention with Performers", Figure 6 and appendix A.6: k = 600, delta = 1e-6, projections redrawn; the model
+of the others there: 36 layers, 8 heads, width 512, MLP 1024, sequences clipped to 1,024. The optimizer is the paper's
+(the defaults of OptimizerConfig). The paper maximised the batch for 16x16 TPU v2 and does not say its size; 512 is one
+sequence a core. Give --batches.batch-size for another machine. There is no causal Linformer.
+"""
+
+from proteinlm.config import VOCAB_SIZE, BatchesConfig, Config, LinformerConfig, ModelConfig, ObjectiveConfig
+
+
+def get_config() -> Config:
+    """Return the experiment."""
+    return Config(
+        model=ModelConfig(
+            vocab_size=VOCAB_SIZE,
+            num_layers=36,
+            num_heads=8,
+            embed_dim=512,
+            mlp_dim=1024,
+            max_length=1024,
+            attention=LinformerConfig(num_projections=600, max_length=1024, projections="redrawn", delta=1e-6),
+            dtype="bfloat16",
+            remat=True,
+        ),
+        objective=ObjectiveConfig(kind="masked"),
+        batches=BatchesConfig(form="single", length=1024, batch_size=512, buckets=(256, 512, 1024)),
+        num_steps=500_000,
+    )

@@ -1,0 +1,39 @@
+"""Unidirectional Reformer on single TrEMBL sequences.
+
+"Rethinking Attention with Performers", Figure 6 and appendix A.5: the model of the others there (36 layers, 8 heads,
+width 512, MLP 1024, sequences clipped to 1,024) and their optimizer, but without gradient clipping. "Default LSH
+attention parameters" are all that the paper says of the rest; see ReformerConfig for ours. The paper maximised the
+batch for 16x16 TPU v2 and does not say its size; 512 is one sequence a core. Give --batches.batch-size for another
+machine.
+"""
+
+from proteinlm.config import (
+    VOCAB_SIZE,
+    BatchesConfig,
+    Config,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    ReformerConfig,
+)
+
+
+def get_config() -> Config:
+    """Return the experiment."""
+    return Config(
+        model=ModelConfig(
+            vocab_size=VOCAB_SIZE,
+            num_layers=36,
+            num_heads=8,
+            embed_dim=512,
+            mlp_dim=1024,
+            max_length=1024,
+            attention=ReformerConfig(num_hashes=4, num_buckets=16, bucket_size=64),
+            dtype="bfloat16",
+            remat=True,
+        ),
+        objective=ObjectiveConfig(kind="causal"),
+        optimizer=OptimizerConfig(clip=0.0),
+        batches=BatchesConfig(form="single", length=1024, batch_size=512, buckets=(256, 512, 1024)),
+        num_steps=500_000,
+    )
