@@ -112,25 +112,27 @@ def _attend(q: Array, k: Array, v: Array, layout: Layout, window: int, causal: b
 
 def _forward(q: Array, k: Array, v: Array, layout: Layout, window: int, causal: bool) -> tuple[Array, tuple]:
     """Run over the rounds with a running softmax: [numerator | denominator], divided by exp of the largest score."""
-    v_one = with_ones(v)
+    keys_values = jnp.concatenate([k, with_ones(v)], axis=-1)
+    dim, width = q.shape[-1], v.shape[-1]
 
     def add_round(carry: tuple[Array, Array], of_round: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], None]:
         sums, largest = carry
-        place, residue, own = of_round
-        lists = _Lists.of(residue, own, layout.code, k, v_one, window, causal)
+        number, place, residue = of_round
+        lists = _Lists.of(number, residue, layout.code, keys_values, window, causal)
         queries = take(q, residue)
 
-        def read(block: Array) -> tuple[Array, Array]:
-            share, keys, values = lists.block(block)
-            return softmax_sums(jnp.einsum("nid,njd->nij", lists.cut(queries, block), keys), share, values)
+        def read(block: Array) -> Array:
+            keys, values = jnp.split(lists.window_of(block), [dim], axis=-1)
+            scores = jnp.einsum("nid,njd->nij", lists.cut(queries, block), keys)
+            return jnp.concatenate(softmax_sums(scores, lists.share(block), values), axis=-1)
 
-        found, found_largest = (take(_joined(x), place) for x in jax.lax.map(read, lists.blocks))
+        found, found_largest = jnp.split(take(_joined(jax.lax.map(read, lists.blocks)), place), [width + 1], axis=-1)
         found_largest = jnp.where(found[..., -1:] > 0, found_largest, NEVER)
         new = jnp.maximum(largest, found_largest)
         return (sums * jnp.exp(largest - new) + found * jnp.exp(found_largest - new), new), None
 
-    start = jnp.zeros(v_one.shape), jnp.full((*q.shape[:2], 1), NEVER)
-    (sums, largest), _ = jax.lax.scan(add_round, start, (layout.place, layout.residue, layout.code))
+    start = jnp.zeros((*q.shape[:2], width + 1)), jnp.full((*q.shape[:2], 1), NEVER)
+    (sums, largest), _ = jax.lax.scan(add_round, start, (_numbers(layout), layout.place, layout.residue))
     out, denominator = divide(sums[..., :-1], sums[..., -1], None), sums[..., -1:]
     return out, (q, k, v, layout, out, denominator, largest)
 
@@ -139,16 +141,19 @@ def _backward(window: int, causal: bool, kept: tuple, d_out: Array) -> tuple[Arr
     q, k, v, layout, out, denominator, largest = kept
     something = denominator > 0
     d_out = jnp.where(something, d_out / jnp.where(something, denominator, 1.0), 0.0)
+    keys_values = jnp.concatenate([k, v], axis=-1)
     of_query = jnp.concatenate([q, d_out, (d_out * out).sum(-1, keepdims=True), largest], axis=-1)
     dim, width = q.shape[-1], v.shape[-1]
 
     def add_round(carry: tuple[Array, Array], of_round: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], None]:
-        place, residue, own = of_round
-        lists = _Lists.of(residue, own, layout.code, k, v, window, causal)
+        number, place, residue = of_round
+        lists = _Lists.of(number, residue, layout.code, keys_values, window, causal)
         queries = take(of_query, residue)
 
         def add_block(window_sums: Array, block: Array) -> tuple[Array, tuple[Array, Array]]:
-            d_queries, d_window = _block_gradients(lists.cut(queries, block), *lists.block(block))
+            d_queries, d_window = _block_gradients(
+                lists.cut(queries, block), lists.share(block), lists.window_of(block), dim
+            )
             # The window moves on by a block; what it leaves behind is complete.
             done, rest = jnp.split(window_sums + d_window, [lists.size], axis=1)
             return jnp.pad(rest, ((0, 0), (0, lists.size), (0, 0))), (d_queries, done)
@@ -159,15 +164,15 @@ def _backward(window: int, causal: bool, kept: tuple, d_out: Array) -> tuple[Arr
         return (carry[0] + take(_joined(d_queries), place), carry[1] + take(d_list, place)), None
 
     start = jnp.zeros(q.shape), jnp.zeros((*q.shape[:2], dim + width))
-    (d_q, d_kv), _ = jax.lax.scan(add_round, start, (layout.place, layout.residue, layout.code))
+    (d_q, d_kv), _ = jax.lax.scan(add_round, start, (_numbers(layout), layout.place, layout.residue))
     return d_q, d_kv[..., :dim], d_kv[..., dim:], None
 
 
 def _block_gradients(
     queries: Float[Array, "N I G"],
     share: Float[Array, "N I J"],
-    keys: Float[Array, "N J D"],
-    values: Float[Array, "N J E"],
+    keys_values: Float[Array, "N J F"],
+    dim: int,
 ) -> tuple[Float[Array, "N I D"], Float[Array, "N J F"]]:
     """Return the gradients of a block's q and of its window's [keys | values].
 
@@ -175,8 +180,8 @@ def _block_gradients(
     exp(s_ij - largest_i) is as if it were the weight: d v_j = sum_i p_ij d_out_i, d s_ij = p_ij (d_out_i.v_j -
     average_i), average_i = d_out_i.out_i.
     """
-    dim, width = keys.shape[-1], values.shape[-1]
-    q, d_out, average, largest = jnp.split(queries, (dim, dim + width, dim + width + 1), axis=-1)
+    keys, values = jnp.split(keys_values, [dim], axis=-1)
+    q, d_out, average, largest = jnp.split(queries, (dim, keys_values.shape[-1], keys_values.shape[-1] + 1), axis=-1)
     scores = jnp.where(share > 0, jnp.einsum("nid,njd->nij", q, keys) - largest, NEVER)
     weights = jnp.exp(scores) * share
     d_scores = weights * (jnp.einsum("nie,nje->nij", d_out, values) - average)
@@ -188,31 +193,32 @@ def _block_gradients(
 _attend.defvjp(_forward, _backward)
 
 
+def _numbers(layout: Layout) -> Int[Array, " R"]:
+    return jnp.arange(len(layout.place), dtype=jnp.int32)
+
+
 class _Lists(NamedTuple):
     """One round's sorted list, cut into blocks of queries and windows of keys around them.
 
     Attributes:
-        own: int32 [N, T + window (+ window)], codes of the round; a window of empty places on each side that is read.
-        codes: int32 [N, R, the same], codes of all rounds.
-        keys: float32 [N, the same, D]. values: float32 [N, the same, E].
+        number: int32 [], of the round.
+        codes: int32 [N, R, T + window (+ window)], of all rounds; empty places on each side that a block reads.
+        keys_values: float32 [N, the same, D + E].
         window, size, causal: of the call; size is the block.
     """
 
-    own: Array
+    number: Array
     codes: Array
-    keys: Array
-    values: Array
+    keys_values: Array
     window: int
     size: int
     causal: bool
 
     @classmethod
-    def of(cls, residue: Array, own: Array, codes: Array, k: Array, v: Array, window: int, causal: bool) -> "_Lists":
-        around = ((0, 0), (window, 0 if causal else window))
-        residue = jnp.pad(residue, around, constant_values=k.shape[1])
-        own = take(own[..., None], residue, _EMPTY)[..., 0]
+    def of(cls, number: Array, residue: Array, codes: Array, keys_values: Array, window: int, causal: bool) -> "_Lists":
+        residue = jnp.pad(residue, ((0, 0), (window, 0 if causal else window)), constant_values=keys_values.shape[1])
         codes = take(codes.transpose(1, 2, 0), residue, _EMPTY).swapaxes(1, 2)
-        return cls(own, codes, take(k, residue), take(v, residue), window, _block(window), causal)
+        return cls(number, codes, take(keys_values, residue), window, _block(window), causal)
 
     @property
     def span(self) -> int:
@@ -222,28 +228,24 @@ class _Lists(NamedTuple):
     @property
     def blocks(self) -> Array:
         """The number of each block."""
-        return jnp.arange((self.own.shape[-1] - self.span) // self.size + 1)
+        return jnp.arange((self.codes.shape[-1] - self.span) // self.size + 1)
 
     def cut(self, x: Array, block: Array) -> Array:
         """Return the block's residues, of a list [N, T, ...] that nothing is added to."""
         return jax.lax.dynamic_slice_in_dim(x, block * self.size, self.size, axis=1)
 
-    def block(self, block: Array) -> tuple[Array, Array, Array]:
-        """Return 1 / N_ij where i sees j in this round, 0 elsewhere [N, size, span], and the window's keys, values."""
+    def window_of(self, block: Array) -> Array:
+        """Return the [keys | values] that the block reads, [N, span, D + E]."""
+        return jax.lax.dynamic_slice_in_dim(self.keys_values, block * self.size, self.span, axis=1)
 
-        def seen(codes: Array) -> Array:
-            codes = jax.lax.dynamic_slice_in_dim(codes, block * self.size, self.span, axis=-1)
-            queries = codes[..., self.window : self.window + self.size]
-            difference = queries[..., :, None] - codes[..., None, :]
-            difference = difference if self.causal else jnp.abs(difference)
-            return (difference >= 1) & (difference <= self.window)
-
-        times = seen(self.codes).sum(1).astype(jnp.float32)
-        share = jnp.where(seen(self.own), 1 / jnp.maximum(times, 1.0), 0.0)
-        keys, values = (
-            jax.lax.dynamic_slice_in_dim(x, block * self.size, self.span, axis=1) for x in (self.keys, self.values)
-        )
-        return share, keys, values
+    def share(self, block: Array) -> Array:
+        """Return 1 / N_ij where i of the block sees j of the window in this round, 0 elsewhere, [N, size, span]."""
+        codes = jax.lax.dynamic_slice_in_dim(self.codes, block * self.size, self.span, axis=-1)
+        difference = codes[..., self.window : self.window + self.size, None] - codes[..., None, :]
+        difference = difference if self.causal else jnp.abs(difference)
+        seen = (difference >= 1) & (difference <= self.window)
+        seen_now = jax.lax.dynamic_index_in_dim(seen, self.number, axis=1, keepdims=False)
+        return jnp.where(seen_now, 1 / jnp.maximum(seen.sum(1), 1).astype(jnp.float32), 0.0)
 
 
 def softmax_sums(
