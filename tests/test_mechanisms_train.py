@@ -15,28 +15,41 @@ from proteinlm.config import (
     ObjectiveConfig,
     OptimizerConfig,
 )
-from proteinlm.logs import read_metrics
-from proteinlm.train import train
+from proteinlm.data.batches import TrainBatches
+from proteinlm.data.dataset import ProteinDataset
+from proteinlm.train import Trainer
 
-MODEL = ModelConfig(vocab_size=VOCAB_SIZE, num_layers=2, num_heads=2, embed_dim=32, mlp_dim=64, max_length=64)
+MODEL = ModelConfig(
+    vocab_size=VOCAB_SIZE, num_layers=2, num_heads=2, embed_dim=32, mlp_dim=64, max_length=64, dropout=0.0
+)  # fmt: skip
+BATCHES = BatchesConfig(length=64, batch_size=8)
 
 
-def losses(model, kind, dataset, run):
-    """The 20 losses of a short training."""
+@pytest.fixture(scope="module")
+def batches(tiny_dataset):
+    """Twenty batches of the sample."""
+    loader = TrainBatches(ProteinDataset.open(tiny_dataset), BATCHES)
+    taken = [next(loader) for _ in range(20)]
+    loader.close()
+    return taken
+
+
+def losses(model, kind, batches):
+    """The losses of twenty steps."""
     config = Config(
-        model=dataclasses.replace(model, dropout=0.0),
+        model=model,
         objective=ObjectiveConfig(kind=kind),
         optimizer=OptimizerConfig(learning_rate=1e-2, clip=1.0),
-        batches=BatchesConfig(length=64, batch_size=8),
+        batches=BATCHES,
         num_steps=20,
-        eval_every=0,
-        checkpoint_every=20,
-        log_every=1,
-        # Features that are redrawn on the way keep what was learned.
-        redraw_every=12,
     )
-    train(config, dataset, run)
-    return [record["loss"] for record in read_metrics(run) if record["kind"] == "train"]
+    trainer = Trainer(config)
+    # Not compiled: one by one, the programs that draw parameters serve all these tests.
+    state, curve = trainer._init(), []
+    for batch in batches:
+        state, metrics = trainer.step(state, batch)
+        curve.append(float(metrics["loss"]))
+    return curve
 
 
 def assert_falls(curve):
@@ -51,16 +64,16 @@ def assert_falls(curve):
     ("name", "kind"),
     [(name, kind) for name in DISTINCT for kind in ("causal", "masked") if kind == "masked" or name in CAUSAL],
 )
-def test_the_loss_falls_in_twenty_steps(tmp_path, tiny_dataset, name, kind):
+def test_the_loss_falls_in_twenty_steps(batches, name, kind):
     model = dataclasses.replace(MODEL, attention=mechanism(name, MODEL.max_length))
-    assert_falls(losses(model, kind, tiny_dataset, tmp_path / "run"))
+    assert_falls(losses(model, kind, batches))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_the_loss_falls_in_a_transformerpp(tmp_path, tiny_dataset, norm):
+def test_the_loss_falls_in_a_transformerpp(batches, norm):
     model = dataclasses.replace(
         MODEL, attention=mechanism("softmax"), positions="sinusoidal_rotary", feed_forward="geglu", tied_output=True,
         norm=norm, dtype="bfloat16", remat=True,
     )  # fmt: skip
-    assert_falls(losses(model, "causal", tiny_dataset, tmp_path / "run"))
+    assert_falls(losses(model, "causal", batches))
