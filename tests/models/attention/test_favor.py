@@ -14,14 +14,25 @@ from proteinlm.models.attention.projections import draw_projection, gaussian, ma
 D = 6
 
 
-def estimates(projection, x, y, *, m, n, kind="positive", norms="chi", seed=0, features=softmax_features):
-    """n independent estimates of exp(x.y) with m rows; x and y are already divided by D^(1/4)."""
+KINDS = ("positive", "hyperbolic", "trigonometric")
+
+
+def estimates(projection, pairs, *, m, n, kinds=KINDS, norms="chi", seed=0, features=softmax_features):
+    """n independent estimates of exp(x.y) with m rows, by kind and pair (x, y): x, y are already over D^(1/4).
+
+    Returns:
+        float64 [n] arrays by kind, for each pair.
+    """
 
     def one(key):
-        draw = draw_projection(projection, key, m, x.shape[0], norms=norms)
-        return kernel_estimate(*(features(u[None], draw, kind) for u in (x, y)))[0, 0]
+        draw = draw_projection(projection, key, m, pairs[0][0].shape[0], norms=norms)
+        return [
+            {kind: kernel_estimate(*(features(u[None], draw, kind) for u in pair))[0, 0] for kind in kinds}
+            for pair in pairs
+        ]
 
-    return np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(seed), n)), np.float64)
+    found = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(seed), n))
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), found)
 
 
 def pair(angle):
@@ -44,19 +55,18 @@ def variances(x, y, m):
     }
 
 
-@pytest.mark.parametrize("angle", [0.0, 1.5, np.pi])
-@pytest.mark.parametrize("kind", ["positive", "hyperbolic", "trigonometric"])
-def test_estimates_are_unbiased_with_the_known_variance(kind, angle):
-    """Orthogonal features have the same mean, and here no larger a variance."""
-    x, y = pair(angle)
+def test_estimates_are_unbiased_with_the_known_variance():
+    """All kinds at three angles; orthogonal rows give the same means."""
+    pairs = [pair(angle) for angle in (0.0, 1.5, np.pi)]
     m, n = 4, 20_000
-    sm, variance = float(jnp.exp(x @ y)), variances(x, y, m)[kind]
-    iid, ort = (estimates(p, x, y, m=m, n=n, kind=kind, seed=s) for s, p in enumerate(("gaussian", "orthogonal")))
-    deviation = (variance / n) ** 0.5
-    assert abs(iid.mean() - sm) < 5 * deviation
-    assert abs(ort.mean() - sm) < 5 * deviation
-    # The fourth moment of a log-normal bounds how far an empirical variance strays; 20 % is over 5 deviations here.
-    assert abs(iid.var() / variance - 1) < 0.2
+    iid, ort = (estimates(p, pairs, m=m, n=n, seed=s) for s, p in enumerate(("gaussian", "orthogonal")))
+    for (x, y), by_iid, by_ort in zip(pairs, iid, ort, strict=True):
+        for kind, variance in variances(x, y, m).items():
+            deviation = (variance / n) ** 0.5
+            assert abs(by_iid[kind].mean() - float(jnp.exp(x @ y))) < 5 * deviation
+            assert abs(by_ort[kind].mean() - float(jnp.exp(x @ y))) < 5 * deviation
+            # The fourth moment of a log-normal bounds how far an empirical variance strays; 20 % is over 5 deviations.
+            assert abs(by_iid[kind].var() / variance - 1) < 0.2
 
 
 @pytest.mark.parametrize("d", [8, 64, 512])
@@ -70,18 +80,18 @@ def test_the_regularised_kernel_is_a_bessel_function(d):
 
 
 @pytest.mark.parametrize("projection", ["gaussian", "orthogonal", "givens", "hadamard"])
-@pytest.mark.parametrize("kind", ["positive", "hyperbolic"])
-def test_regularised_features_estimate_the_regularised_kernel(kind, projection):
+def test_regularised_features_estimate_the_regularised_kernel(projection):
     """x = y = e1 in 8 dimensions: 0.753 of SM. One row's exp(w.z) has as variance SMREG's at 2 z minus its square."""
     d, n = 8, 8_000
     x = jnp.zeros(d).at[0].set(1.0)
     sm, regularised = np.e, np.exp(-1) * hyp0f1(d / 2, d)
+    assert regularised == pytest.approx(0.753 * sm, abs=2e-3)
     variance = np.exp(-2) * hyp0f1(d / 2, 4 * d) - regularised**2
-    found = estimates(projection, x, x, m=d, n=n, kind=kind, norms="sqrt")
     # Three Hadamard blocks are uniform nearly, not quite.
     allowed = 5 * (variance / (n * d)) ** 0.5 + (0.04 * sm if projection == "hadamard" else 0)
-    assert abs(found.mean() - regularised) < allowed
-    assert regularised == pytest.approx(0.753 * sm, abs=2e-3)
+    (found,) = estimates(projection, [(x, x)], m=d, n=n, norms="sqrt", kinds=("positive", "hyperbolic"))
+    for values in found.values():
+        assert abs(values.mean() - regularised) < allowed
 
 
 def test_the_configured_kernel_is_the_regularised_one():
@@ -93,17 +103,16 @@ def test_the_configured_kernel_is_the_regularised_one():
     np.testing.assert_allclose(build(regularized=True, projection="hadamard").projection.get_value().lengths, 8**0.5)
 
 
-@pytest.mark.parametrize("kind", ["positive", "hyperbolic", "trigonometric"])
-def test_gaussian_features_estimate_the_gaussian_kernel(kind):
+def test_gaussian_features_estimate_the_gaussian_kernel():
     """exp(-|x - y|^2 / 2) = exp(x.y) e^{-(|x|^2 + |y|^2) / 2}, and so its deviation; trigonometric: at most 1."""
     x, y = pair(1.5)
     m, n = 4, 5_000
     factor = float(jnp.exp(-(x @ x + y @ y) / 2))
-    found = estimates("orthogonal", x, y, m=m, n=n, kind=kind, features=gaussian_features)
-    deviation = factor * (variances(x, y, m)[kind] / n) ** 0.5
-    assert abs(found.mean() - float(jnp.exp(-((x - y) ** 2).sum() / 2))) < 5 * deviation
-    if kind == "trigonometric":
-        assert np.abs(found).max() <= 1 + 1e-6
+    (found,) = estimates("orthogonal", [(x, y)], m=m, n=n, features=gaussian_features)
+    for kind, variance in variances(x, y, m).items():
+        error = found[kind].mean() - float(jnp.exp(-((x - y) ** 2).sum() / 2))
+        assert abs(error) < 5 * factor * (variance / n) ** 0.5
+    assert np.abs(found["trigonometric"]).max() <= 1 + 1e-6
 
 
 def test_orthogonal_features_have_the_smaller_error():
@@ -111,7 +120,10 @@ def test_orthogonal_features_have_the_smaller_error():
     x = y = jnp.zeros(D).at[0].set(0.45)
     m, n = D, 100_000
     sm = float(jnp.exp(x @ y))
-    iid, ort = (((estimates(p, x, y, m=m, n=n, seed=5) - sm) ** 2) for p in ("gaussian", "orthogonal"))
+    iid, ort = (
+        (estimates(p, [(x, y)], m=m, n=n, seed=5, kinds=("positive",))[0]["positive"] - sm) ** 2
+        for p in ("gaussian", "orthogonal")
+    )
     gain = 2 * (m - 1) / (m * (D + 2)) * (sm - np.exp(-(float(x @ x) + float(y @ y)) / 2)) ** 2
     noise = ((iid.var() + ort.var()) / n) ** 0.5
     assert gain > 5 * noise
@@ -128,7 +140,7 @@ def in_numpy(x, w, kind):
     return np.exp(half) * np.concatenate([np.cos(wx), np.sin(wx)], -1) / len(w) ** 0.5
 
 
-@pytest.mark.parametrize("kind", ["positive", "hyperbolic", "trigonometric"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_features_are_those_of_the_paper(kind):
     rng = np.random.default_rng(0)
     x, y, w = rng.normal(size=(2, 3, D)), rng.normal(size=(2, 4, D)), rng.normal(size=(5, D))
@@ -139,14 +151,19 @@ def test_features_are_those_of_the_paper(kind):
     np.testing.assert_allclose(kernel_estimate(phi_x, phi_y), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["positive", "hyperbolic", "trigonometric"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_features_of_large_inputs_do_not_overflow(kind):
     """|x|^2 / 2 is near 15,000: the logarithm of the scale carries it, the values stay within [-1, 1]."""
     x = 70 * jax.random.normal(jax.random.key(0), (4, D))
-    phi = softmax_features(x, gaussian(jax.random.key(1), 9, D), kind)
+    w = gaussian(jax.random.key(1), 9, D)
+
+    def total(x):
+        phi = softmax_features(x, w, kind)
+        return phi.values.sum(), phi
+
+    (_, phi), gradient = jax.jit(jax.value_and_grad(total, has_aux=True))(x)
     assert jnp.abs(phi.values).max() <= 1.0
     assert jnp.isfinite(phi.log_scale).all()
-    gradient = jax.grad(lambda x: softmax_features(x, gaussian(jax.random.key(1), 9, D), kind).values.sum())(x)
     assert jnp.isfinite(gradient).all()
 
 
@@ -247,11 +264,12 @@ def test_different_projections_for_queries_and_keys_are_nearly_uniform_attention
     q = 1.5 * jax.random.normal(jax.random.key(5), (12, D)) / D**0.25
     same, other = (gaussian(jax.random.key(s), 4096, D) for s in (0, 1))
 
+    @jax.jit
     def spread(draw):
         """How far the logarithm of scores is from a sum of two parts; exact softmax's is q.k's own."""
         log = jnp.log(kernel_estimate(softmax_features(q, same), softmax_features(q, draw)))
         log = log - log.mean(0, keepdims=True)
-        return float((log - log.mean(1, keepdims=True)).std())
+        return (log - log.mean(1, keepdims=True)).std()
 
     exact = float((q @ q.T).std())
     assert spread(same) > 0.5 * exact
