@@ -213,7 +213,7 @@ class PolySketchAttention(Attention):
         scores = jnp.einsum("bhd,bjhd->bhj", q[:, 0], keys) ** config.degree
         scores = jnp.where((jnp.arange(config.block_size)[None] <= place[:, None])[:, None], scores, 0.0)
         phi_q, phi_k = (self._features(x.reshape(batch * heads, 1, -1)).values for x in (q, k))
-        far = jnp.einsum("ncm,nme->ne", phi_q, state.before.sums).reshape(batch, heads, -1)
+        far = jnp.einsum("ncm,nem->ne", phi_q, state.before.sums).reshape(batch, heads, -1)
         numerator = jnp.einsum("bhj,bjhe->bhe", scores, values) + far[..., :-1]
         least = None if config.nonnegative else config.min_denominator
         out = divide(numerator, 1 + scores.sum(-1) + far[..., -1], least)[:, None].astype(v.dtype)
@@ -232,7 +232,7 @@ class PolySketchAttention(Attention):
         v_one = jnp.pad(
             v.astype(jnp.float32).reshape(batch * heads, 1, width), ((0, 0), (0, 0), (0, 1)), constant_values=1.0
         )
-        block = state.block.sums + jnp.einsum("ncm,nce->nme", phi_k, v_one)
+        block = state.block.sums + jnp.einsum("nce,ncm->nem", v_one, phi_k)
         count = state.count + 1
         complete = jnp.repeat(count % self.config.block_size == 0, heads)[:, None, None]
         before = state.before.sums + jnp.where(complete, block, 0.0)

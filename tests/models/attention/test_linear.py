@@ -143,9 +143,9 @@ def test_state_is_float32_sums_over_values_and_ones():
     assert isinstance(state, State)
     assert state.maximum is None
     phi = np.maximum(k, 0) + 0.1
-    sums = np.einsum("blhm,blhe->bhme", phi, v).reshape(B * H, D, E)
-    np.testing.assert_allclose(state.sums[..., :-1], sums, atol=1e-5)
-    np.testing.assert_allclose(state.sums[..., -1], phi.sum(1).reshape(B * H, D), rtol=1e-5)
+    sums = np.einsum("blhm,blhe->bhem", phi, v).reshape(B * H, E, D)
+    np.testing.assert_allclose(state.sums[:, :-1], sums, atol=1e-5)
+    np.testing.assert_allclose(state.sums[:, -1], phi.sum(1).reshape(B * H, D), rtol=1e-5)
 
 
 @pytest.mark.parametrize("with_scale", [False, True])
