@@ -30,6 +30,7 @@ chunk is part of what is computed, causal or not.
 
 import abc
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -160,7 +161,8 @@ def linear_attention(
     def read_step(state: State, q: Array) -> tuple[State, Array]:
         phi_q = query_features(q.astype(jnp.float32))
         scale = None if state.maximum is None else state.maximum[:, None]
-        return state, read(_read_state(state, phi_q.values), phi_q.log_scale, scale)
+        sums = checkpoint_name(_read_state(state, phi_q.values), "sums")
+        return state, read(sums, phi_q.log_scale, scale)
 
     def block_step(state: State, inputs: tuple) -> tuple[State, Array]:
         """Sums over the chunk itself, in both directions, and over what the scan has passed."""
@@ -176,10 +178,10 @@ def linear_attention(
         phi_k = _visible_features(key_features(k.astype(jnp.float32)), visible)
         return _absorb(state, phi_k, _with_ones(v)), read(sums, None, None)
 
+    # Of a chunk its sums alone are kept, as large as the output: the products that make them are not done again.
+    remade = partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("sums"))
     if causal:
-        # Of a chunk its sums alone are kept, as large as the output: the products that make them are not done again.
-        step = jax.checkpoint(causal_step, policy=jax.checkpoint_policies.save_only_these_names("sums"))
-        state, out = jax.lax.scan(step, state, (queries, keys, values, visible))
+        state, out = jax.lax.scan(remade(causal_step), state, (queries, keys, values, visible))
     elif exact_blocks:
         # Other chunks are those before and those after, each summed by a scan: nothing is subtracted.
         nothing = empty_state(key_features, batch * heads, q.shape[-1], width)
@@ -188,13 +190,13 @@ def linear_attention(
         _, out = jax.lax.scan(jax.checkpoint(beyond_step), nothing, inputs, reverse=True)
     else:
         state, _ = jax.lax.scan(jax.checkpoint(absorb_step), state, (keys, values, visible))
-        _, out = jax.lax.scan(jax.checkpoint(read_step), state, queries)
+        _, out = jax.lax.scan(remade(read_step), state, queries)
     return join(out, batch, length, heads), state
 
 
 def fast_chunk_size(causal: bool) -> int:
     """Return the default C: causal chunks that stay in a CPU's caches cost least; an accelerator wants large ones."""
-    return 64 if causal and jax.default_backend() == "cpu" else 256
+    return (64 if causal else 512) if jax.default_backend() == "cpu" else 256
 
 
 def empty_state(key_features: FeatureMap, rows: int, dim: int, value_dim: int) -> State:
