@@ -26,7 +26,7 @@ KINDS = list({case.config.kind: name for name, case in reversed(CASES.items())}.
 _SIMILAR = {
     *("sigmoid", "exp", "abs", "gelu", "tanh", "identity"),
     *("polysketch_random", "polysketch_2", "polysketch_8", "polysketch_signed"),
-    *("polynomial_2", "hyperbolic_hadamard", "regularized"),
+    "polynomial_2",
 }
 DISTINCT = [name for name in CASES if name not in _SIMILAR]
 CAUSAL_KINDS = [name for name in KINDS if not CASES[name].config.no_causal]

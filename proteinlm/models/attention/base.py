@@ -93,7 +93,7 @@ class Attention(nnx.Module):
         """Attend from one more token of each row to all before it and itself: (output [B, 1, H, E], new state).
 
         Steps after a prefill equal `__call__` on the whole sequence. Past the max_length given to `prefill`, a
-        mechanism that keeps every key gives NaN: there is no place left for the key.
+        mechanism that keeps every key has no place left: ValueError, or NaN inside jax.jit, where it cannot be seen.
         """
         self._check(q, k, v, None)
         self._check_causal()

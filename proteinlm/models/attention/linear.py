@@ -8,7 +8,8 @@ With features phi, residue i reads (Performer paper, equation 4; Appendix B.1 fo
 size does not depend on L. The causal form is a scan over chunks: inside a chunk scores are explicit, everything before
 it comes from the state. Features are computed inside the scan's body, which is recomputed in the backward pass: the
 states at chunk boundaries and the sums that become the output are all that is kept, and no prefix is ever rebuilt by
-subtraction. State and sums are float32 whatever the inputs are.
+subtraction. State and sums are float32 whatever the inputs are; products have the backend's default precision for
+float32 (less than float32 on TPUs unless jax.default_matmul_precision says so).
 
 Stabilisers. A feature map may give its features divided by exp(c), with c a number per residue (`log_scale`). For
 queries c cancels. For keys the core carries M_i, the largest c_j that residue i may see, by batch row and head: the
@@ -140,10 +141,10 @@ def linear_attention(
         """Turn sums over [v | 1] into the output; the scales matter only where nothing divides them out."""
         if renormalize:
             return divide(sums[..., :-1], sums[..., -1] + constant, min_denominator).astype(v.dtype)
-        out = sums[..., :-1]
-        for scale in (query_scale, key_scale):
-            out = out if scale is None else out * jnp.exp(scale)[..., None]
-        return out.astype(v.dtype)
+        if query_scale is None or key_scale is None:
+            return sums[..., :-1].astype(v.dtype)
+        # Together: a large one of a query may meet the log 0 of nothing seen.
+        return (sums[..., :-1] * jnp.exp(query_scale + key_scale)[..., None]).astype(v.dtype)
 
     def causal_step(state: State, inputs: tuple) -> tuple[State, Array]:
         q, k, v, visible = inputs

@@ -111,6 +111,8 @@ class QKNorm(nnx.Module):
 
     def __init__(self, head_dim: int, *, beta: float | None = None):
         """Start as the plain normalisation: scale 1, bias 0."""
+        if head_dim < 2:
+            raise InputError("the model's heads are 1 wide; polynomial kernels normalise over a head: take 2 or more.")
         self.beta = head_dim**0.5 if beta is None else float(beta)
         self.query_scale = nnx.Param(jnp.ones((head_dim,), jnp.float32))
         self.query_bias = nnx.Param(jnp.zeros((head_dim,), jnp.float32))

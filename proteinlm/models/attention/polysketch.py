@@ -56,6 +56,10 @@ class PolySketchConfig(MechanismConfig):
             raise InputError(
                 f"attention.degree is {self.degree}; a sketch halves it level by level, so it must be 2, 4, 8, ..."
             )
+        if self.learned and self.sketch_size == 1:
+            raise InputError(
+                "attention.sketch_size is 1; a learned sketch is normalised over its entries: take 2 or more."
+            )
         for name in ("sketch_size", "block_size"):
             if getattr(self, name) < 1:
                 raise InputError(f"attention.{name} is {getattr(self, name)}; it must be at least 1.")

@@ -171,3 +171,18 @@ def test_unknown_kinds_are_refused(name, value):
     object.__setattr__(config, name, value)
     with pytest.raises(InputError, match=f"attention.{name} is '{value}'; it must be one of "):
         config.__post_init__()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_large_exponents_meet_rows_that_see_nothing(causal):
+    """exp(query scale) is infinite here; what it multiplies is 0, and must stay 0, forward and backward."""
+    config = GeneralizedConfig(function="exp", num_features=0, renormalize=False, chunk_size=4)
+    attention = config.build(num_heads=1, head_dim=2, key=jax.random.key(0))
+    q = jnp.full((1, 5, 1, 2), 300.0)
+    mask = jnp.zeros((1, 5), bool)
+    loss = jax.jit(
+        jax.value_and_grad(lambda q, k, v: attention(q, k, v, causal=causal, key_mask=mask).sum(), (0, 1, 2))
+    )
+    out, gradients = loss(q, q, q)
+    assert float(out) == 0
+    assert all((g == 0).all() for g in gradients)

@@ -82,9 +82,12 @@ def test_bfloat16_stays_within_one_percent_of_float64(name):
 
 
 def test_reformer_sums_bfloat16_in_float32():
-    """One bucket of ones: a sum that stopped at 256 would not divide to 1."""
+    """One bucket: each residue averages the 1,024 before it; sums that stopped at 256 would forget the later ones."""
     config = ReformerConfig(num_hashes=1, num_buckets=2, bucket_size=1024)
     attention = config.build(num_heads=1, head_dim=2, key=jax.random.key(0))
     q = jnp.ones((1, 1500, 1, 2), jnp.bfloat16)
-    out = jax.jit(lambda q, v: attention(q, q, v, causal=True))(q, q)
-    np.testing.assert_array_equal(np.asarray(out, np.float32), 1.0)
+    values = np.where(np.arange(1500) < 300, 1.0, 3.0)
+    v = jnp.asarray(values, jnp.bfloat16)[None, :, None, None]
+    out = jax.jit(lambda q, v: attention(q, q, v, causal=True))(q, v)
+    expected = [values[0], *(values[max(0, i - 1024) : i].mean() for i in range(1, 1500))]
+    np.testing.assert_allclose(np.asarray(out, np.float64)[0, :, 0, 0], expected, rtol=2**-8)
