@@ -188,7 +188,7 @@ class PolySketchAttention(Attention):
         size, count = self.config.block_size, mask.sum(1).astype(jnp.int32)
         place = jnp.arange(mask.shape[1])[None]
         complete = place < (count // size * size)[:, None]
-        options = self._options() | {"exact_blocks": False}
+        options: dict[str, Any] = self._options() | {"exact_blocks": False}
         before, block = (
             linear_attention(k, k, v, causal=False, key_mask=part, **options)[1]
             for part in (complete, mask & ~complete)
