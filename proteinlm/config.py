@@ -306,4 +306,5 @@ def load_config(name: str) -> Config:
         raise InputError(f"{path} cannot be read as a config with get_config(): {error}") from error
     if not isinstance(config, Config):
         raise InputError(f"{path}: get_config() returned {type(config).__name__}, not a proteinlm Config.")
-    return config
+    # Python lets a field have any type; JSON's reader does not.
+    return Config.from_json(config.to_json(), str(path))

@@ -113,7 +113,8 @@ def test_killed_and_resumed_equals_never_stopped(tmp_path, make_dataset, kind, f
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_leaves(tmp_path, make_dataset, number):
     dataset = make_dataset(form="single", batches=7, batch_size=BATCH, length=48)
-    experiment = config(num_steps=100_000, checkpoint_every=100_000, eval_every=0)
+    # Some minutes of steps at most, should the signal be lost.
+    experiment = config(num_steps=20_000, checkpoint_every=20_000, eval_every=0)
     run = tmp_path / "run"
 
     def interrupt():

@@ -33,3 +33,8 @@ def join(out: Float[Array, "S N C E"], batch: int, length: int, heads: int) -> F
     steps, _, block, width = out.shape
     out = out.reshape(steps, batch, heads, block, width).transpose(1, 0, 3, 2, 4)
     return out.reshape(batch, steps * block, heads, width)[:, :length]
+
+
+def with_ones(v: Float[Array, "*rows E"]) -> Float[Array, "*rows F"]:
+    """Return [v | 1] in float32, F = E + 1: one sum over it gives numerator and denominator."""
+    return jnp.concatenate([v.astype(jnp.float32), jnp.ones((*v.shape[:-1], 1), jnp.float32)], axis=-1)

@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from proteinlm.models.attention.blocks import with_ones
 from proteinlm.models.attention.linear import NEVER, divide
 
 # The code of an empty place: no code of a residue, all of which are at least 0, is within a window of it.
@@ -270,8 +271,3 @@ def take(x: Array, index: Int[Array, "N T"], empty: int = 0) -> Array:
 def _joined(blocks: Float[Array, "S N C W"]) -> Float[Array, "N T W"]:
     """Put the blocks that a scan returns back into one list."""
     return blocks.swapaxes(0, 1).reshape(blocks.shape[1], -1, blocks.shape[3])
-
-
-def with_ones(v: Float[Array, "N L E"]) -> Float[Array, "N L F"]:
-    """Return [v | 1], so that numerator and denominator are one pass."""
-    return jnp.concatenate([v, jnp.ones((*v.shape[:2], 1), jnp.float32)], axis=-1)

@@ -41,7 +41,7 @@ from jax.lax import stop_gradient
 from jaxtyping import Array, Bool, Float
 
 from proteinlm.models.attention.base import Attention
-from proteinlm.models.attention.blocks import join, split, split_mask
+from proteinlm.models.attention.blocks import join, split, split_mask, with_ones
 
 # Stands for log 0: below every real log scale, yet differences of two stay finite.
 NEVER = -1e30
@@ -150,14 +150,10 @@ def linear_attention(
         q, k, v, visible = inputs
         phi_q = query_features(q.astype(jnp.float32))
         phi_k = _visible_features(key_features(k.astype(jnp.float32)), visible)
-        v_one = _with_ones(v)
+        v_one = with_ones(v)
         sums, running = _causal_chunk(state, phi_q, phi_k, v_one, local_kernel)
         sums = checkpoint_name(sums, "sums")
         return _absorb(state, phi_k, v_one), read(sums, phi_q.log_scale, running)
-
-    def absorb_step(state: State, inputs: tuple) -> tuple[State, None]:
-        k, v, visible = inputs
-        return _absorb(state, _visible_features(key_features(k.astype(jnp.float32)), visible), _with_ones(v)), None
 
     def read_step(state: State, q: Array) -> tuple[State, Array]:
         phi_q = query_features(q.astype(jnp.float32))
@@ -169,7 +165,7 @@ def linear_attention(
         """Sums over the chunk itself, in both directions, and over what the scan has passed."""
         q, k, v, visible = inputs
         phi_q, phi_k = query_features(q.astype(jnp.float32)), key_features(k.astype(jnp.float32))
-        phi_k, v_one = _visible_features(phi_k, visible), _with_ones(v)
+        phi_k, v_one = _visible_features(phi_k, visible), with_ones(v)
         sums = jnp.einsum("nij,nje->nie", _local_scores(phi_q, phi_k, local_kernel), v_one)
         return _absorb(state, phi_k, v_one), sums + _read_state(state, phi_q.values)
 
@@ -177,7 +173,7 @@ def linear_attention(
         q, k, v, visible, sums = inputs
         sums = sums + _read_state(state, query_features(q.astype(jnp.float32)).values)
         phi_k = _visible_features(key_features(k.astype(jnp.float32)), visible)
-        return _absorb(state, phi_k, _with_ones(v)), read(sums, None, None)
+        return _absorb(state, phi_k, with_ones(v)), read(sums, None, None)
 
     # Of a chunk its sums alone are kept, as large as the output: the products that make them are not done again.
     remade = partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("sums"))
@@ -190,9 +186,25 @@ def linear_attention(
         inputs = (queries, keys, values, visible, sums)
         _, out = jax.lax.scan(jax.checkpoint(beyond_step), nothing, inputs, reverse=True)
     else:
-        state, _ = jax.lax.scan(jax.checkpoint(absorb_step), state, (keys, values, visible))
+        state = _absorb_all(state, key_features, keys, values, visible)
         _, out = jax.lax.scan(remade(read_step), state, queries)
     return join(out, batch, length, heads), state
+
+
+def absorbed(
+    k: Float[Array, "B L H D"],
+    v: Float[Array, "B L H E"],
+    *,
+    key_features: FeatureMap,
+    key_mask: Bool[Array, "B L"],
+    chunk_size: int,
+) -> State:
+    """Return the state after these keys alone; arguments as those of `linear_attention`."""
+    batch, length, heads, width = v.shape
+    chunk = min(chunk_size, length)
+    nothing = empty_state(key_features, batch * heads, k.shape[-1], width)
+    visible = split_mask(key_mask, batch, length, heads, chunk)
+    return _absorb_all(nothing, key_features, split(k, chunk), split(v, chunk), visible)
 
 
 def fast_chunk_size(causal: bool) -> int:
@@ -265,6 +277,22 @@ def _absorb(state: State, phi_k: Features, v_one: Float[Array, "N C F"]) -> Stat
     return State(kept + jnp.einsum("nce,ncm->nem", v_one, phi_k.values), maximum)
 
 
+def _absorb_all(
+    state: State,
+    key_features: FeatureMap,
+    keys: Float[Array, "S N C D"],
+    values: Float[Array, "S N C E"],
+    visible: Bool[Array, "S N C"] | None,
+) -> State:
+    """Add chunk after chunk."""
+
+    def step(state: State, inputs: tuple) -> tuple[State, None]:
+        k, v, visible = inputs
+        return _absorb(state, _visible_features(key_features(k.astype(jnp.float32)), visible), with_ones(v)), None
+
+    return jax.lax.scan(jax.checkpoint(step), state, (keys, values, visible))[0]
+
+
 def _visible_features(features: Features, visible: Bool[Array, "N C"] | None) -> Features:
     """Silence masked keys: phi becomes 0 (kernel_epsilon makes phi(0) > 0), the log scale log 0."""
     if visible is None:
@@ -275,8 +303,3 @@ def _visible_features(features: Features, visible: Bool[Array, "N C"] | None) ->
         None if scale is None else jnp.where(visible, scale, NEVER),
         None if local is None else jnp.where(visible[..., None], local, 0.0),
     )
-
-
-def _with_ones(v: Float[Array, "N C E"]) -> Float[Array, "N C F"]:
-    v = v.astype(jnp.float32)
-    return jnp.concatenate([v, jnp.ones((*v.shape[:2], 1), jnp.float32)], axis=-1)

@@ -21,8 +21,9 @@ from jaxtyping import Array, Bool, Float
 
 from proteinlm.errors import InputError
 from proteinlm.models.attention.base import Attention, MechanismConfig, left_aligned, restored, visible_pairs
-from proteinlm.models.attention.linear import Features, State, divide, linear_attention
-from proteinlm.models.attention.polynomial import QKNorm
+from proteinlm.models.attention.blocks import with_ones
+from proteinlm.models.attention.linear import Features, State, absorbed, divide, linear_attention
+from proteinlm.models.attention.norms import QKNorm
 from proteinlm.models.attention.sketch import LearnedSketch, RandomSketch, self_tensor
 
 
@@ -188,9 +189,8 @@ class PolySketchAttention(Attention):
         size, count = self.config.block_size, mask.sum(1).astype(jnp.int32)
         place = jnp.arange(mask.shape[1])[None]
         complete = place < (count // size * size)[:, None]
-        options: dict[str, Any] = self._options() | {"exact_blocks": False}
         before, block = (
-            linear_attention(k, k, v, causal=False, key_mask=part, **options)[1]
+            absorbed(k, v, key_features=self._features, key_mask=part, chunk_size=size)
             for part in (complete, mask & ~complete)
         )
         # Rows of the block; what lies past the row's end is not read before it is written over.
@@ -233,9 +233,7 @@ class PolySketchAttention(Attention):
     ) -> LocalState:
         """Return the state with one more token; a complete block moves to `before`."""
         batch, _, heads, width = v.shape
-        v_one = jnp.pad(
-            v.astype(jnp.float32).reshape(batch * heads, 1, width), ((0, 0), (0, 0), (0, 1)), constant_values=1.0
-        )
+        v_one = with_ones(v.reshape(batch * heads, 1, width))
         block = state.block.sums + jnp.einsum("nce,ncm->nem", v_one, phi_k)
         count = state.count + 1
         complete = jnp.repeat(count % self.config.block_size == 0, heads)[:, None, None]

@@ -32,7 +32,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from proteinlm.errors import InputError
 from proteinlm.models.attention.base import Attention, MechanismConfig, Projection, visible_pairs
-from proteinlm.models.attention.buckets import attend_in_buckets, layout_of, ranks, softmax_sums, take, with_ones
+from proteinlm.models.attention.blocks import with_ones
+from proteinlm.models.attention.buckets import attend_in_buckets, layout_of, ranks, softmax_sums, take
 from proteinlm.models.attention.linear import NEVER, divide
 
 # A query shorter than this has no direction: its key is 0.

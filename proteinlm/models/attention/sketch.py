@@ -16,6 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from proteinlm.models.attention.base import Projection
+from proteinlm.models.attention.norms import normalized
 
 EXPANSION = 8
 """Width of a network's hidden layers over r (appendix D)."""
@@ -103,7 +104,7 @@ class SketchNetworks(nnx.Module):
         """Apply the network of a node's side."""
         for half in range(2):
             scale, bias = (p[...][node, side] for p in (self.scales[half], self.biases[half]))
-            x = _normalized(x) * scale[None, None] + bias[None, None]
+            x = normalized(x, 1e-5) * scale[None, None] + bias[None, None]
             x = jax.nn.gelu(x @ self.dense[2 * half][...][node, side]) @ self.dense[2 * half + 1][...][node, side]
         return x
 
@@ -126,8 +127,3 @@ def self_tensor(x: Float[Array, "*rows R"]) -> Float[Array, "*rows M"]:
         count = size // 2 if 2 * distance == size else size
         parts.append(2**0.5 * x[..., :count] * twice[..., distance : distance + count])
     return jnp.concatenate(parts, axis=-1)
-
-
-def _normalized(x: Float[Array, "N C W"]) -> Float[Array, "N C W"]:
-    x = x - x.mean(-1, keepdims=True)
-    return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5)
