@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from mechanisms import CAUSAL
+from tiny_models import build, mechanism
 
 from proteinlm.checkpoint import Checkpoints, load_run, named_arrays, read_run_files, with_named_arrays
 from proteinlm.config import Config
@@ -115,3 +117,28 @@ def test_a_full_disk_is_one_sentence_and_keeps_what_was_whole(tmp_path):
         assert 1 in Checkpoints(tmp_path, read_only=True).steps()
     finally:
         subprocess.run(["umount", "-l", tmp_path], check=True)
+
+
+DRAWN = ["favor", "hyperbolic_hadamard", "trigonometric_givens", "polysketch_random", "reformer", "linformer_redrawn"]
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_every_kind_of_draw_comes_back_and_goes_on(tmp_path, name):
+    """Matrices, signs, orders and angles of random features, after a redraw, bit for bit; and so do later redraws."""
+    graph, state = nnx.split(build(attention=mechanism(name), causal=name in CAUSAL))
+    first = [np.asarray(x) for x in named_arrays(state).values()]
+    model = nnx.merge(graph, state)
+    model.redraw(jax.random.key(5))
+    drawn = nnx.split(model)[1]
+    changed = [not np.array_equal(a, b) for a, b in zip(first, named_arrays(drawn).values(), strict=True)]
+    assert any(changed)
+    checkpoints = Checkpoints(tmp_path)
+    saved = {"model": drawn, "step": jnp.asarray(1)}
+    checkpoints.save(1, saved, {"step": 1}, Config())
+    restored, _ = checkpoints.restore(1, jax.eval_shape(lambda: saved))
+    again = nnx.merge(graph, restored["model"])
+    for key in (None, jax.random.key(6)):
+        if key is not None:
+            model.redraw(key)
+            again.redraw(key)
+        jax.tree.map(np.testing.assert_array_equal, nnx.split(again)[1], nnx.split(model)[1])

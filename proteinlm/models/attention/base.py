@@ -52,7 +52,8 @@ class Attention(nnx.Module):
             v: values [B, L, H, E].
             causal: residue i sees residues 0 to i alone.
             key_mask: bool [B, L], False where a residue is padding: nobody sees it. A row that sees nothing gives 0,
-                and its gradient is 0.
+                and its gradient is 0. What a padded query reads is not specified: 0, or what the residues around it
+                give.
 
         Raises:
             ValueError: an argument has the wrong rank, axes or dtype (the message names it and its shape), or the
@@ -127,6 +128,10 @@ class Attention(nnx.Module):
             raise ValueError(
                 f"q has shape {q.shape} and dtype {q.dtype}; expected floats [B, L, H, D] with H = {self.num_heads} "
                 f"heads of width D = {self.head_dim}"
+            )
+        if not q.size:
+            raise ValueError(
+                f"q has shape {q.shape}: there is no residue to attend from; expected B and L of at least 1"
             )
         if k.shape != q.shape or not jnp.issubdtype(k.dtype, jnp.floating):
             raise ValueError(f"k has shape {k.shape} and dtype {k.dtype}; expected floats of q's shape, {q.shape}")

@@ -26,6 +26,8 @@ def inputs(length):
         (lambda a: a | {"k": a["k"][:, :4]}, ["k has shape (2, 4, 2, 6)"]),
         (lambda a: a | {"v": a["v"][:, :4]}, ["v has shape (2, 4, 2, 5)", "(2, 7, 2)"]),
         (lambda a: a | {"v": a["v"][:, :, 0]}, ["v has shape (2, 7, 5)"]),
+        (lambda a: {n: x[:, :0] for n, x in a.items()}, ["q has shape (2, 0, 2, 6)", "no residue"]),
+        (lambda a: {n: x[:0] for n, x in a.items()}, ["q has shape (0, 7, 2, 6)", "no residue"]),
         (lambda a: a | {"q": a["q"].astype(int)}, ["q has", "int32", "float"]),
         (lambda a: a | {"key_mask": jnp.ones((7, 2), bool)}, ["key_mask has shape (7, 2)", "(2, 7)"]),
         (lambda a: a | {"key_mask": jnp.ones((2, 7), int)}, ["key_mask", "int32", "bool"]),

@@ -48,6 +48,23 @@ def test_every_chunk_size_gives_the_reference(config, length, chunk, causal):
     assert_close(found, expected, 2e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "causal"),
+    [
+        (n, c)
+        for n, c in MODES
+        if n in ("polysketch", "polysketch_random_local", "softmax", "reformer", "linformer_redrawn")
+    ],
+)
+def test_one_residue_is_a_sequence(name, causal):
+    """L = 1, shorter than any block or bucket: values and gradients."""
+    attention = build(name)
+    q, k, v = inputs(1)
+    found = value_and_gradients(fast(attention, causal, None), q, k, v)
+    expected = value_and_gradients(reference(attention, causal, None), q, k, v)
+    assert_close(found, expected, CASES[name].tolerance)
+
+
 @modes
 def test_bfloat16_inputs_accumulate_in_float32(name, causal):
     """Against the float32 reference of the same rounded inputs: what is left is the rounding of the results, 2^-8."""

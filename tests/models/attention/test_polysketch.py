@@ -169,3 +169,16 @@ def test_the_state_does_not_grow():
 def test_impossible_settings_are_refused(change, words):
     with pytest.raises(InputError, match=words):
         dataclasses.replace(PolySketchConfig(), **change)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("local", [False, True])
+def test_compiled_memory_of_the_gradient_doubles_with_the_length(local, causal):
+    attention = build(local=local, block_size=64, learned=False)
+    gradient = jax.jit(jax.grad(lambda q, k, v: attention(q, k, v, causal=causal).sum(), argnums=(0, 1, 2)))
+
+    def memory(length):
+        x = jax.ShapeDtypeStruct((1, length, H, D), jnp.float32)
+        return gradient.lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
+
+    assert memory(4096) < 2.1 * memory(2048)
