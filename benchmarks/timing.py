@@ -17,15 +17,20 @@ def seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def best_of(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Return each call's best time.
+def best_of(calls: dict[str, Callable[[], Any]], repeats: int, limit_s: float = 60.0) -> dict[str, float]:
+    """Return each call's best time, in seconds.
+
+    No new turn begins after `limit_s` seconds.
 
     Calls take turns, so that a busy minute does not fall on one of them alone. In its turn each runs twice, if that is
     a matter of seconds: the first run pays for what the one before it left behind, another library's spinning threads
     and caches full of other things.
     """
+    start = time.perf_counter()
     best = {name: seconds(call) for name, call in calls.items()}
     for _ in range(repeats):
+        if time.perf_counter() - start > limit_s:
+            break
         for name, call in calls.items():
             for _ in range(2 if best[name] < 5 else 1):
                 best[name] = min(best[name], seconds(call))
