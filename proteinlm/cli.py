@@ -41,38 +41,6 @@ usage: proteinlm COMMAND ...
 
 
 @dataclass(frozen=True)
-class Ingest:
-    """Turn protein sequences into a deduplicated, split dataset that plain TFDS opens.
-
-    Copies of one sequence become one record. A record whose families meet the held-out list is `ood`; every other is
-    put into train, valid or test by the digest of its sequence alone, so the result depends neither on the order of
-    the input nor on the number of workers, and no sequence is on two sides.
-
-    Example: proteinlm ingest uniprot_sprot.dat.gz --output data/sprot
-    """
-
-    sources: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """FASTA or UniProtKB flat files, plain or .gz; `sample` stands for the 4,509 proteins that come with proteinlm."""
-    output: Path
-    """Folder to write; it must not exist or be empty."""
-    families: tuple[Path, ...] = ()
-    """Tables of families for records without DR Pfam lines: accession <tab> PF ids separated by `;`, plain or .gz."""
-    held_out: str = "paper"
-    """Families whose proteins are `ood`: `paper` (the 20 of the Performer paper), `none`, PF ids separated by commas,
-    or a file with one PF id a line."""
-    valid: float = 0.001
-    """Fraction of the other sequences that is put into valid."""
-    test: float = 0.01
-    """Fraction of the other sequences that is put into test."""
-    shards: int = 0
-    """Files a split is cut into, equal parts in the order of the digests; 0 chooses by size."""
-    workers: int = 0
-    """Processes; 0 means one a core."""
-    name: str = "proteins"
-    """Name of the dataset, as TFDS shows it."""
-
-
-@dataclass(frozen=True)
 class Evaluate:
     """Score trained runs on whole splits: accuracy, perplexity and bits per residue with 95 % intervals.
 
@@ -133,7 +101,10 @@ class Report:
 
 
 def _ingest(arguments: Sequence[str]) -> None:
-    given = tyro.cli(Ingest, args=arguments, prog="proteinlm ingest")
+    # The options are there, in groups; the help needs nothing heavy.
+    from proteinlm.data.ingest_options import parse_ingest
+
+    given = parse_ingest(arguments)
     from proteinlm.data.ingest import ingest_command
 
     ingest_command(given)

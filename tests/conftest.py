@@ -29,16 +29,16 @@ def shared_data() -> Path:
 
 def sample_records():
     """The packaged proteins as (accession, sequence, families) in file order."""
-    from proteinlm.data.pfam import FamilyTable
+    from proteinlm.data.pfam_table import family_tables
     from proteinlm.data.uniprot import read_records
 
     sample = Path(__file__).parents[1] / "proteinlm" / "data" / "sample"
     records = list(read_records(sample / "proteins.fasta.gz"))
-    table = FamilyTable.read([sample / "pfam.tsv.gz"])
-    rows = table.rows([record.accession.encode() for record in records])
+    with family_tables([sample / "pfam.tsv.gz"]) as tables:
+        families = tables.add(records).families
     return [
-        (record.accession, record.sequence.decode(), table.families(row).decode() if row >= 0 else "")
-        for record, row in zip(records, rows, strict=True)
+        (record.accession, record.sequence.decode(), text.decode())
+        for record, text in zip(records, families, strict=True)
     ]
 
 

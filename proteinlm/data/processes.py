@@ -1,6 +1,7 @@
 """The processes of the local engine: what each one holds, how tasks reach it, how it ends."""
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -12,7 +13,9 @@ from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any
 
-from proteinlm.data import stages
+from proteinlm.data import hmm, stages
+from proteinlm.data.pfam_join import INDEX, SortTask, TableResult, TableTask, sort_partition, spill_rows
+from proteinlm.data.pfam_table import FamilyTables
 from proteinlm.data.sources import Block
 from proteinlm.data.splits import SplitsConfig
 
@@ -29,19 +32,35 @@ class Worker:
     """
 
     def __init__(self, work: Path, num_buckets: int, splits: SplitsConfig, output: Path, name: str):
-        self.work, self.num_buckets, self.splits, self.output, self.name = (
-            work,
-            num_buckets,
-            splits,
-            output,
-            name,
-        )
-        folder = work / "families"
-        self.families = stages.Families(folder) if folder.is_dir() else None
+        self.work, self.num_buckets, self.splits = work, num_buckets, splits
+        self.output, self.name = output, name
+
+    @functools.cached_property
+    def tables(self) -> FamilyTables | None:
+        """The joined tables of families; processes join them first, so they are opened when a block needs them."""
+        folder = self.work / "families"
+        return FamilyTables(folder) if (folder / INDEX).is_file() else None
+
+    def table(self, task: TableTask) -> TableResult:
+        """Read a block of a table of families."""
+        return spill_rows(task)
+
+    def sort(self, task: SortTask) -> int:
+        """Sort a partition of the tables of families."""
+        return sort_partition(task)
 
     def map(self, block: Block) -> stages.MapResult:
         """Parse a block."""
-        return stages.map_block(block, self.work, self.num_buckets, self.families, str(os.getpid()))
+        return stages.map_block(block, self.work, self.num_buckets, self.tables, str(os.getpid()))
+
+    def choose(self, task: tuple[int, bool]) -> hmm.Chosen:
+        """Choose what is searched in a bucket."""
+        bucket, everything = task
+        return hmm.choose(bucket, self.work, everything)
+
+    def search(self, piece: hmm.Piece) -> int:
+        """Search a piece of what was chosen."""
+        return hmm.search_piece(piece, self.work)
 
     def reduce(self, bucket: int) -> stages.ReduceResult:
         """Reduce a bucket."""

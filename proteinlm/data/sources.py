@@ -2,12 +2,11 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from isal import igzip_lib, isal_zlib
-
+from proteinlm.data.compression import decompressed
+from proteinlm.data.locations import Location, expand, member_of
 from proteinlm.errors import InputError
 
 BLOCK_BYTES = 4 << 20
@@ -15,10 +14,6 @@ BLOCK_BYTES = 4 << 20
 # protein file.
 RECORD_BYTES = 64 << 20
 _READ_BYTES = 1 << 20
-_GZIP = b"\x1f\x8b"
-_OTHER_COMPRESSIONS = {
-    b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"PK\x03\x04": "zip",
-}  # fmt: skip
 _BOM = b"\xef\xbb\xbf"
 
 Format = Literal["fasta", "flat"]
@@ -41,23 +36,36 @@ class Block(NamedTuple):
 class SourceFile:
     """One file, read once from its beginning to its end.
 
+    `path` is a local path, a URL that fsspec opens (gs://, s3://), or tar://MEMBER::ARCHIVE for a file in a tar archive
+    that is read without being unpacked (plain, .gz or .zst, of either kind of path).
+
     Attributes:
-        path: as it was given.
-        size: bytes on disk.
+        path: the name, as messages and provenance show it.
+        size: bytes where it is stored; of an archive, all of it.
         read: bytes of it that were read so far (compressed, if it is), for progress.
-        md5: of those bytes, in hexadecimal; MD5 because it is what UniProt's RELEASE.metalink lists.
+        md5: of those bytes, in hexadecimal; MD5 because it is what UniProt's RELEASE.metalink lists. Once the text
+            has been read to its end, it is that of the whole file or archive.
+
+    Raises:
+        InputError: it is not there or is a folder.
     """
 
     def __init__(self, path: str | os.PathLike):
-        self.path = Path(path)
-        if self.path.is_dir():
-            raise InputError(f"{self.path} is a folder: name the files in it.")
-        try:
-            self.size = self.path.stat().st_size
-        except OSError as error:
-            raise InputError(f"{self.path} cannot be read ({error.strerror}): check the name.") from error
+        self._location = Location(path)
+        self.path = self._location.name
+        self.size = self._location.size
         self.read = 0
         self._md5 = hashlib.md5(usedforsecurity=False)
+
+    @property
+    def identity(self) -> Hashable:
+        """Equal for the same file under two names."""
+        return self._location.identity
+
+    @property
+    def text_size(self) -> int:
+        """About how many bytes of text the file holds: packed sequences are four to five times as long."""
+        return self.size * (5 if self.path.endswith((".gz", ".zst")) else 1)
 
     @property
     def md5(self) -> str:
@@ -65,22 +73,20 @@ class SourceFile:
         return self._md5.hexdigest()
 
     def text(self) -> Iterator[bytes]:
-        """Yield the content, decompressed if it is gzip (by its first bytes, not by its name).
+        """Yield the content, decompressed if it is gzip or zstd (by its first bytes, not by its name).
 
         Raises:
             InputError: it is compressed otherwise, cut short, damaged or cannot be read; the message says
                 how far it was good.
         """
         raw = self._raw()
-        head = b""
-        # A pipe may give fewer bytes than the longest magic number.
-        while len(head) < 6 and (more := next(raw, b"")):
-            head += more
-        for magic, name in _OTHER_COMPRESSIONS.items():
-            if head.startswith(magic):
-                raise InputError(f"{self.path} is compressed with {name}: unpack it first (plain and .gz are read).")
-        chunks = _chain(head, raw)
-        return self._unzipped(chunks) if head.startswith(_GZIP) else chunks
+        text = decompressed(raw, self.path, self._where)
+        if self._location.member is not None:
+            text = decompressed(member_of(text, self._location.member, self.path), self.path, self._where)
+        yield from text
+        # What follows the member still counts for the archive's checksum.
+        for _ in raw:
+            pass
 
     def lines(self) -> Iterator[bytes]:
         """Yield `text` with line ends of Windows and old Macs made a single newline."""
@@ -124,52 +130,19 @@ class SourceFile:
 
     def _raw(self) -> Iterator[bytes]:
         try:
-            with open(self.path, "rb") as handle:
+            with self._location.open() as handle:
                 while chunk := handle.read(_READ_BYTES):
                     self.read += len(chunk)
                     self._md5.update(chunk)
                     yield chunk
         except OSError as error:
             raise InputError(
-                f"{self.path} cannot be read beyond byte {self.read:,} of {self.size:,} ({error.strerror}): "
+                f"{self.path} cannot be read beyond {self._where()} ({error.strerror or error}): "
                 "copy or download it again."
             ) from error
 
-    def _unzipped(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        """Decompress members one after another; zero bytes after the last one are padding, as for gzip."""
-        member = None
-        members = given = 0
-        try:
-            for chunk in chunks:
-                data = chunk
-                while member is not None or data:
-                    if member is None:
-                        data = data.lstrip(b"\0") if members else data
-                        if not data:
-                            break
-                        member = isal_zlib.decompressobj(wbits=31)
-                        members += 1
-                    out = member.decompress(data, _READ_BYTES)
-                    given += len(out)
-                    if out:
-                        yield out
-                    if member.eof:
-                        data, member = member.unused_data, None
-                        continue
-                    data = member.unconsumed_tail
-                    # A full answer may mean that there is more to come without more input.
-                    if not data and len(out) < _READ_BYTES:
-                        break
-        except igzip_lib.IsalError as error:  # pyright: ignore[reportGeneralTypeIssues]
-            raise InputError(
-                f"{self.path} is damaged: its gzip data cannot be read after {given:,} bytes of text, near "
-                f"byte {self.read:,} of {self.size:,} ({error}); download it again."
-            ) from error
-        if member is not None:
-            raise InputError(
-                f"{self.path} is cut short: its gzip data stops in the middle after {given:,} bytes of text "
-                f"({self.size:,} bytes on disk); download it again."
-            )
+    def _where(self) -> str:
+        return f"byte {self.read:,} of {self.size:,}"
 
     def _start(self, chunks: Iterator[bytes]) -> tuple[bytes, Format]:
         """Skip blank lines and tell the format from the first line that is not."""
@@ -189,6 +162,10 @@ class SourceFile:
             return text, "fasta"
         if text.startswith(b"ID   "):
             return text, "flat"
+        if text[257:262] == b"ustar":
+            raise InputError(
+                f"{self.path} is a tar archive: name the file in it, as tar://uniprot_sprot.dat.gz::{self.path}."
+            )
         line = text.split(b"\n", 1)[0][:60].decode("ascii", "backslashreplace")
         if text[:1] in (b"<", b"{"):
             kind = "XML or HTML (a web page, perhaps an error message)" if text[:1] == b"<" else "JSON"
@@ -200,12 +177,6 @@ class SourceFile:
             f"{self.path} line {skipped + 1} starts neither with '>' (FASTA) nor with 'ID   ' (UniProtKB "
             f"flat file): {line!r}; remove what stands before the first record."
         )
-
-
-def _chain(head: bytes, rest: Iterable[bytes]) -> Iterator[bytes]:
-    if head:
-        yield head
-    yield from rest
 
 
 def _last_cut(text: bytes, mark: bytes, kind: Format) -> int:
@@ -222,3 +193,21 @@ def _last_cut(text: bytes, mark: bytes, kind: Format) -> int:
             return end + 1
         place = text.rfind(mark, 0, place)
     return 0
+
+
+def open_sources(sources: Sequence[str | os.PathLike]) -> list[SourceFile]:
+    """Return the files that names and patterns mean (see `SourceFile` and `locations.expand`), sorted by name.
+
+    Raises:
+        InputError: none is named, one is not there, or two names are one file.
+    """
+    if not sources:
+        raise InputError("name at least one file of sequences.")
+    files = sorted(map(SourceFile, expand(sources)), key=lambda file: file.path)
+    seen: dict[Hashable, SourceFile] = {}
+    for file in files:
+        other = seen.setdefault(file.identity, file)
+        if other is not file:
+            same = "is named twice" if other.path == file.path else f"and {other.path} are the same file"
+            raise InputError(f"{file.path} {same}: its proteins would count as copies of themselves; name it once.")
+    return files

@@ -76,11 +76,20 @@ def numbers(digests: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(digests).view(">u8").astype(np.uint64)
 
 
-def spill(records: Columns, sequences: list[bytes], work: Path, num_buckets: int, writer: str) -> None:
-    """Append records to the files of their buckets; bucket b of B (a power of 2) has [b/B, (b+1)/B)."""
-    high = numbers(records.digests)[:, 0]
+def bucket_codes(high: np.ndarray, num_buckets: int) -> np.ndarray:
+    """Return the bucket of each digest, int64 [n]; bucket b of B (a power of 2) has [b/B, (b+1)/B).
+
+    Args:
+        high: uint64 [n], the first halves of the digests (see `numbers`).
+        num_buckets: B.
+    """
     bits = num_buckets.bit_length() - 1
-    codes = (high >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(high), np.int64)
+    return (high >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(high), np.int64)
+
+
+def spill(records: Columns, sequences: list[bytes], work: Path, num_buckets: int, writer: str) -> None:
+    """Append records to the files of their buckets."""
+    codes = bucket_codes(numbers(records.digests)[:, 0], num_buckets)
     order = np.argsort(codes, kind="stable")
     edges = np.searchsorted(codes[order], np.arange(num_buckets + 1))
     for bucket in np.flatnonzero(np.diff(edges)).tolist():

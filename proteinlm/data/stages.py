@@ -1,7 +1,7 @@
 """The steps of ingest as functions of files: map a block, reduce a bucket, write a shard, write the manifest.
 
 map      parse records, add families, append them to buckets by digest        (spill.py)
-reduce   sort a bucket by digest, make copies one record, split, serialise
+reduce   sort a bucket by digest, make copies one record, add what a search found, split, serialise
 write    cut each split into shards of equal numbers, in the order of the digests; the manifest likewise
 
 Each is independent of how many processes run it and in which order. Memory holds one block or one bucket a
@@ -24,7 +24,8 @@ import pyarrow.parquet as pq
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
 from proteinlm.data.dataset import MANIFEST, MANIFEST_SCHEMA, RECORD_OPTIONS, encode_example, shard_name
-from proteinlm.data.pfam import FamilyTable
+from proteinlm.data.hmm import add_found
+from proteinlm.data.pfam_table import FamilyTables, Mismatch, own_families
 from proteinlm.data.sources import Block
 from proteinlm.data.spill import NO_TAXON, Columns, columns, drop_bucket, numbers, read_bucket, spill
 from proteinlm.data.splits import SPLITS, SplitsConfig, merge, split_codes
@@ -35,59 +36,38 @@ _ROW_GROUP = 1 << 17
 
 
 class MapResult(NamedTuple):
-    """What became of one block: how many records it held, how many were taken, and the others."""
+    """What became of one block.
+
+    Attributes:
+        number, taken: records that it held, and that were taken.
+        rejects: the others.
+        sources, mismatches: as in `pfam_table.Joined`.
+    """
 
     number: int
     taken: int
     rejects: list[Reject]
+    sources: Counter
+    mismatches: list[Mismatch]
 
 
-class Families:
-    """The family table of a run and which of its rows were used (a byte each), mapped by all processes."""
-
-    def __init__(self, folder: Path):
-        self.table = FamilyTable.load(folder)
-        self.used = np.memmap(folder / "used", np.uint8, "r+")
-
-    @staticmethod
-    def save(table: FamilyTable, folder: Path) -> None:
-        """Write a table into a new folder, for every process to map."""
-        folder.mkdir()
-        table.save(folder)
-        (folder / "used").write_bytes(bytes(len(table.accessions)))
-
-    def add(self, records: Sequence[Record]) -> list[bytes]:
-        """Return the families of each record, joined by `;`: its own and the table's."""
-        rows = self.table.rows([record.accession.encode() for record in records])
-        self.used[rows[rows >= 0]] = 1
-        found = []
-        for record, row in zip(records, rows.tolist(), strict=True):
-            more = self.table.families(row) if row >= 0 else b""
-            own = ";".join(record.families).encode()
-            found.append(_united(own, more) if own and more else own or more)
-        return found
-
-
-def _united(one: bytes, other: bytes) -> bytes:
-    return b";".join(sorted({*one.split(b";"), *other.split(b";")}))
-
-
-def map_block(block: Block, work: Path, num_buckets: int, families: Families | None, writer: str) -> MapResult:
+def map_block(block: Block, work: Path, num_buckets: int, tables: FamilyTables | None, writer: str) -> MapResult:
     """Parse a block and append its records to the buckets.
 
     Args:
         block: of any source.
         work: scratch folder with a folder for each bucket.
         num_buckets: a power of two.
-        families: table to add, if there is one.
+        tables: of families to add, if there are any.
         writer: name of the file in each bucket, the process's own.
     """
     parsed = parse(block)
-    if parsed.records:
-        own = [";".join(record.families).encode() for record in parsed.records] if families is None else None
-        made, sequences = columns(parsed.records, own if own is not None else families.add(parsed.records))  # type: ignore[union-attr]
-        spill(made, sequences, work, num_buckets, writer)
-    return MapResult(parsed.number, len(parsed.records), parsed.rejects)
+    if not parsed.records:
+        return MapResult(parsed.number, 0, parsed.rejects, Counter(), [])
+    joined = own_families(parsed.records) if tables is None else tables.add(parsed.records)
+    made, sequences = columns(parsed.records, joined.families)
+    spill(made, sequences, work, num_buckets, writer)
+    return MapResult(parsed.number, len(parsed.records), parsed.rejects, joined.sources, joined.mismatches)
 
 
 @dataclass
@@ -166,6 +146,7 @@ def reduce_bucket(bucket: int, work: Path, config: SplitsConfig) -> ReduceResult
     order = np.lexsort((keys[:, 1], keys[:, 0]))
     keys = keys[order]
     unique = _unique(columns, order, keys)
+    add_found(work, bucket, columns.digests[unique.rows], unique.families)
     held_out = frozenset(family.encode() for family in config.held_out)
     meets = functools.lru_cache(None)(lambda text: frozenset(text.split(b";")) & held_out)
     met = [meets(text) if text else frozenset() for text in unique.families]

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from proteinlm.data.pfam import BadRow
+from proteinlm.data.hmm import Searched
+from proteinlm.data.pfam_join import BadRow
+from proteinlm.data.pfam_run import FAMILY_REJECTS
 from proteinlm.data.statistics import SplitStatistics, render
 
 
@@ -24,8 +26,10 @@ class Summary:
         with_families: sequences that have a family.
         malformed: rows of family tables that could not be read: how many, and the first ones.
         unknown: accessions of family tables that no source has: how many, and the first ones.
+        mismatched: records of which a family table knows another version; its families were left out.
+        searched: what a search with profiles did, None without one.
         warnings: sentences for the user.
-        seconds: wall time of each phase: families, map, reduce, write.
+        seconds: wall time of each phase: families, map, search (if there is one), reduce, write.
     """
 
     output: Path
@@ -37,6 +41,8 @@ class Summary:
     with_families: int = 0
     malformed: tuple[int, tuple[BadRow, ...]] = (0, ())
     unknown: tuple[int, tuple[str, ...]] = (0, ())
+    mismatched: int = 0
+    searched: Searched | None = None
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -68,6 +74,17 @@ class Summary:
         if self.unknown[0]:
             shown = ", ".join(self.unknown[1]) + (", ..." if self.unknown[0] > len(self.unknown[1]) else "")
             say(f"  {self.unknown[0]:,} accessions of family tables are in none of the sources: {shown}")
+        if self.mismatched:
+            say(
+                f"  {self.mismatched:,} records have another CRC64 than a family table, whose families were left out: "
+                f"{FAMILY_REJECTS}"
+            )
+        if self.searched:
+            too_long = f", {self.searched.too_long:,} were too long" if self.searched.too_long else ""
+            say(
+                f"  {self.searched.searched:,} sequences were searched with profiles, {self.searched.found:,} have a "
+                f"family by that{too_long}."
+            )
         for warning in self.warnings:
             say(f"warning: {warning}")
         total = sum(self.seconds.values())

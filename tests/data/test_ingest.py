@@ -251,7 +251,7 @@ class TestRefusals:
 
     def test_a_bad_table(self, tmp_path):
         path = write_fasta(tmp_path / "x.fasta", [("P1", "MKV")])
-        self.check(tmp_path, "no row of the form", [path], small(path))
+        self.check(tmp_path, "has no row that can be used", [path], small(path))
 
     def test_an_output_that_is_not_empty_or_a_file(self, tmp_path):
         path = write_fasta(tmp_path / "x.fasta", [("P1", "MKV")])
@@ -307,17 +307,17 @@ def test_a_disk_that_is_really_full(tmp_path, kilobytes):
 SLOW_INGEST = textwrap.dedent("""
     import sys, time
     from pathlib import Path
-    from proteinlm.data import ingest as engine
     from proteinlm.data.ingest import IngestConfig, ingest
+    from proteinlm.data.local_engine import LocalEngine
 
     if __name__ == "__main__":
-        reduce = engine._Run._reduce
+        reduce = LocalEngine._reduce
         def slow(self, submit):
             result = reduce(self, submit)
             print("reduced", flush=True)
             time.sleep(60)
             return result
-        engine._Run._reduce = slow
+        LocalEngine._reduce = slow
         ingest([Path(sys.argv[1])], Path(sys.argv[2]), IngestConfig(workers=int(sys.argv[3])))
 """)
 

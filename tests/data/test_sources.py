@@ -1,12 +1,15 @@
 import gzip
 import hashlib
 
+import fsspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from release_server import archive
 
 from proteinlm.data import sources
-from proteinlm.data.sources import SourceFile
+from proteinlm.data.compression import zstd
+from proteinlm.data.sources import SourceFile, open_sources
 from proteinlm.errors import InputError
 
 FASTA = b"".join(b">P%05d\nACDEFGHIKL\nMNPQRSTVWY\n" % i for i in range(200))
@@ -22,10 +25,10 @@ def put(tmp_path, data, name="file"):
     return path
 
 
-def test_plain_and_gzip_by_content_not_by_name(tmp_path):
-    for name in ("a.fasta", "a.gz"):
-        assert read(put(tmp_path, FASTA, name)) == FASTA
-        assert read(put(tmp_path, gzip.compress(FASTA, mtime=0), name)) == FASTA
+def test_compression_is_told_by_content_not_by_name(tmp_path):
+    for name in ("a.fasta", "a.gz", "a.zst"):
+        for data in (FASTA, gzip.compress(FASTA, mtime=0), zstd.compress(FASTA)):
+            assert read(put(tmp_path, data, name)) == FASTA
 
 
 def test_members_one_after_another_are_one_file(tmp_path):
@@ -140,7 +143,9 @@ def test_blocks_are_whole_records_and_all_of_them(tmp_path, monkeypatch, size):
         (b"\n\nsome text\n>P12345\nACD\n", "line 3 starts neither.*some text"),
         (b"<!DOCTYPE html>\n<p>Too many requests", "line 1 is XML or HTML.*download"),
         (b'\n{"error": 1}', "line 2 is JSON"),
-        (b"\x28\xb5\x2f\xfd....", "zstd"),
+        (b"\x28\xb5\x2f\xfd....", "is damaged: its zstd data"),
+        (zstd.compress(FASTA)[:-4], "is cut short: its zstd data"),
+        (archive({"a.fasta": FASTA}), r"is a tar archive: name the file in it, as tar://.*::.*given.txt"),
         (b"BZh91AY", "bzip2"),
         (b"PK\x03\x04...", "zip"),
         (b"\x00\x01\x02\xff binary", "starts neither"),
@@ -169,3 +174,56 @@ def test_a_record_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
 def test_a_byte_order_mark_is_skipped(tmp_path):
     (block,) = SourceFile(put(tmp_path, b"\xef\xbb\xbf>P12345\nACD\n")).blocks()
     assert block.data.startswith(b">P12345")
+
+
+def test_a_file_in_an_archive_is_read_where_it_is(tmp_path):
+    members = {
+        "README": b"x" * 5000,
+        "uniprot_sprot.fasta.gz": gzip.compress(FASTA, mtime=0),
+        "z.zst": b"z" * 3_000_000,
+    }
+    data = archive(members)
+    for packed in (data, gzip.decompress(data), zstd.compress(gzip.decompress(data))):
+        source = SourceFile(f"tar://uniprot_sprot.fasta.gz::{put(tmp_path, packed, 'archive')}")
+        assert b"".join(block.data for block in source.blocks(1000)) == FASTA
+        # Checksum, size and progress are the whole archive's: that is what a publisher's list speaks of.
+        assert (source.size, source.read, source.md5) == (len(packed), len(packed), hashlib.md5(packed).hexdigest())
+    assert [path.name for path in tmp_path.iterdir()] == ["archive"]
+    for broken in (b"", FASTA * 20, data[:300]):
+        with pytest.raises(InputError, match="uniprot_sprot.*(damaged|cut short)"):
+            read(f"tar://uniprot_sprot.fasta.gz::{put(tmp_path, broken, 'archive')}")
+
+
+def test_remote_files_are_read_as_local_ones(tmp_path):
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    data = gzip.compress(FASTA, mtime=0)
+    system.pipe({"/up/a.gz": data, "/up/b.zst": zstd.compress(FASTA), "/up/cut.gz": data[:-3]})
+    for source in open_sources(["memory://up/[ab].*"]):
+        assert b"".join(block.data for block in source.blocks(1000)) == FASTA
+        assert source.read == source.size
+    with pytest.raises(InputError, match="memory://up/cut.gz is cut short"):
+        read("memory://up/cut.gz")
+    system.store.clear()
+
+
+def test_many_files_are_sorted_whatever_the_order(tmp_path):
+    names = [str(put(tmp_path, FASTA, name)) for name in ("b.fasta", "a x.fasta", "c ü.fasta")]
+    for given_names in (names, names[::-1], [f"{tmp_path}/*.fasta"]):
+        assert [source.path for source in open_sources(given_names)] == sorted(names)
+
+
+def test_one_file_under_two_names_is_refused(tmp_path):
+    path = put(tmp_path, FASTA, "a.fasta")
+    (tmp_path / "b.fasta").symlink_to(path)
+    for names in ([path, path], [path, f"{tmp_path}/./a.fasta"], [path, f"{tmp_path}/a*"], [path, f"file://{path}"]):
+        with pytest.raises(InputError, match=r"a\.fasta is named twice"):
+            open_sources(names)
+    with pytest.raises(InputError, match=r"b\.fasta and .*a\.fasta are the same file"):
+        open_sources([f"{tmp_path}/*"])
+    packed = put(tmp_path, archive({"x": FASTA, "y": FASTA}), "c.tar")
+    assert len(open_sources([f"tar://x::{packed}", f"tar://y::{packed}"])) == 2
+    with pytest.raises(InputError, match="tar://x::.* is named twice"):
+        open_sources([f"tar://x::{packed}"] * 2)
+    with pytest.raises(InputError, match="name at least one file"):
+        open_sources([])

@@ -1,0 +1,51 @@
+"""What a dataset is made of besides its sources."""
+
+import os
+import re
+from dataclasses import dataclass, field
+
+from proteinlm.data.sources import BLOCK_BYTES
+from proteinlm.data.splits import SplitsConfig
+from proteinlm.errors import InputError
+
+
+@dataclass(frozen=True)
+class IngestConfig:
+    """What a dataset is made of besides its sources; `workers`, `block_bytes` and `bucket_bytes` change nothing of it.
+
+    Attributes:
+        splits: fractions and held-out families.
+        families: tables of families (see pfam_formats.py), added to those of DR lines.
+        profiles: files of Pfam's profiles that sequences without a family are searched with (hmm.py).
+        search_all: search those that have one as well.
+        name: the dataset's name in TFDS.
+        shards: files a split is cut into (at most one a sequence); 0 takes one for each 256 MiB.
+        workers: processes; 0 takes one a core, 1 starts none.
+        block_bytes: text that one process parses at a time.
+        bucket_bytes: text that a bucket is meant for; a process holds one bucket at a time, in about four
+            times this.
+    """
+
+    splits: SplitsConfig = field(default_factory=SplitsConfig)
+    families: tuple[str | os.PathLike, ...] = ()
+    profiles: tuple[str | os.PathLike, ...] = ()
+    search_all: bool = False
+    name: str = "proteins"
+    shards: int = 0
+    workers: int = 0
+    block_bytes: int = BLOCK_BYTES
+    bucket_bytes: int = 32 << 20
+
+    def __post_init__(self):
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
+            raise InputError(f"the name {self.name!r} is no TFDS name: small letters, digits and _, a letter first.")
+        if self.search_all and not self.profiles:
+            raise InputError("--pfam-hmm-all needs profiles to search with: name them with --pfam-hmm.")
+        for name, least in (("shards", 0), ("workers", 0), ("block_bytes", 1), ("bucket_bytes", 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
+
+    @property
+    def num_workers(self) -> int:
+        """Processes to start."""
+        return self.workers or len(os.sched_getaffinity(0))

@@ -1,0 +1,160 @@
+"""The options of `proteinlm ingest`, in the groups that its help shows; nothing heavy is imported here."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal, TypeVar
+
+import docstring_parser
+import tyro
+
+# tyro keeps the break before a line that begins with a space.
+_PAGE = """Turn protein sequences into a deduplicated, split dataset that plain TFDS opens.
+
+Sources
+  FASTA files (UniProt, UniRef, isoforms, any other) and UniProtKB flat files,
+  plain, .gz or .zst, in any mixture; told apart by what is in them, not by
+  their names. Several files and quoted patterns ('up/*.fasta.gz',
+  '**/*.dat.gz') are taken, gs:// and s3:// URLs (after
+  pip install 'proteinlm[cloud]'), and tar://MEMBER::ARCHIVE for one file of a
+  tar archive, which is read without being unpacked. --release downloads from
+  UniProt. The word sample stands for 4,509 real proteins that come along.
+
+What becomes of them
+  Copies of one sequence become one record with all their accessions and
+  families. A record whose families meet the held-out list is ood; every other
+  is put into train, valid or test by the digest of its sequence. The dataset
+  depends on the content of the files and on the options, neither on their order
+  nor on the number of workers.
+
+What is wrong
+  A record with a letter that is no residue, or with another length or CRC64
+  than its entry says, is rejected, counted, and listed in rejects.tsv with its
+  number and the reason. A file that is cut short, damaged, named twice or no
+  file of proteins stops the ingest with one sentence. OUTPUT appears whole or
+  not at all.
+
+OUTPUT holds
+  *.array_record-*, dataset_info.json, features.json   the dataset, for TFDS
+  manifest.parquet   accessions, families, split, length of every sequence
+  statistics.json    counts, lengths and residues of every split
+  provenance.json    files with MD5, release, options, what was rejected
+  rejects.tsv        the records that were not taken
+
+Exit status
+  0; 2 for what you can mend, after one sentence; 130 after Ctrl-C.
+
+Examples
+  proteinlm ingest sample --output data/sample --valid 0.05 --test 0.1
+  proteinlm ingest uniprot_sprot.dat.gz --output data/sprot
+  proteinlm ingest --release 2019_01 --section trembl --output data/trembl
+  proteinlm ingest 'gs://bucket/uniref50/*.fasta.zst' --families pfam.tsv
+      --output data/uniref50
+"""
+
+Options = TypeVar("Options", bound=type)
+
+
+def described(options: Options) -> Options:
+    """Give tyro each field's text as one paragraph; it would keep the line breaks of the source."""
+    for parameter in docstring_parser.parse_from_object(options).params:
+        text = " ".join((parameter.description or "").split())
+        kind = options.__annotations__[parameter.arg_name]
+        options.__annotations__[parameter.arg_name] = Annotated[kind, tyro.conf.arg(help=text)]
+    return options
+
+
+@described
+@dataclass(frozen=True)
+class ReleaseOptions:
+    """Download a release of UniProtKB: with resume, checked against the release's own list of MD5 checksums."""
+
+    release: Annotated[str | None, tyro.conf.arg(metavar="current|YYYY_MM")] = None
+    """`current`, or YYYY_MM. UniProt keeps the releases of two years, and the first one of every year (2019_01, the
+    one of the Performer paper). What is downloaded is a source beside those that are named."""
+    section: Annotated[tuple[Literal["sprot", "trembl"], ...], tyro.conf.arg(metavar="sprot|trembl ...")] = ()
+    """Part of UniProtKB: sprot (Swiss-Prot), trembl, or both. TrEMBL is some 100 GB."""
+    format: Literal["dat", "fasta"] = "dat"
+    """dat: flat file, with Pfam families. fasta: smaller, without; an archived release is one archive of both."""
+    downloads: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder that keeps the downloads, so that a broken one goes on and a second ingest asks for nothing;
+    uniprot_downloads beside OUTPUT by default."""
+    release_url: Annotated[str, tyro.conf.arg(metavar="URL")] = "https://ftp.uniprot.org/pub/databases/uniprot"
+    """Mirror: the folder that holds current_release. https://ftp.ebi.ac.uk/pub/databases/uniprot and
+    https://ftp.expasy.org/databases/uniprot are others; file:///DIR is read where it is."""
+
+
+@described
+@dataclass(frozen=True)
+class FamilyOptions:
+    """Pfam families of the proteins; those of DR lines in flat files are read without being asked for."""
+
+    families: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILE ...")] = ()
+    """Tables of families, added to those of DR Pfam lines: accession <tab> PF ids separated by `;`,
+    Pfam-A.regions.uniprot.tsv.gz (its CRC64 is checked against the sequence) or protein2ipr.dat.gz, told apart by
+    what they hold. They may be larger than memory."""
+    pfam_hmm: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILE ...")] = ()
+    """Pfam-A.hmm or a part of it: each distinct sequence without a family is searched with gathering cutoffs. Needs
+    pyhmmer (pip install 'proteinlm[pfam]'). All of Pfam-A takes about 0.2 core seconds a sequence."""
+    pfam_hmm_all: bool = False
+    """Search the sequences that have a family as well."""
+
+
+@described
+@dataclass(frozen=True)
+class SplitOptions:
+    """Which proteins are train, valid, test and ood (out of distribution). No sequence is on two sides."""
+
+    held_out: str = "paper"
+    """Families whose proteins are `ood`: `paper` (the 20 of the Performer paper), `none`, PF ids separated by commas,
+    or a file with one PF id a line."""
+    valid: float = 0.001
+    """Fraction of the other sequences that is put into valid."""
+    test: float = 0.01
+    """Fraction of the other sequences that is put into test."""
+
+
+@described
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the work is done; nothing of this changes the dataset, except into how many files it is cut."""
+
+    workers: int = 0
+    """Processes; 0 means one a core."""
+    shards: int = 0
+    """Files a split is cut into, equal parts in the order of the digests; 0 chooses by size."""
+
+
+@described
+@dataclass(frozen=True)
+class Ingest:
+    """Turn protein sequences into a deduplicated, split dataset."""
+
+    output: Annotated[Path, tyro.conf.arg(metavar="OUTPUT")]
+    """Folder to write; it must not exist or be empty."""
+    sources: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[SOURCE ...]")] = ()
+    """Files, quoted patterns, gs:// or s3:// URLs, tar://MEMBER::ARCHIVE, or sample. May be left out with --release."""
+    name: str = "proteins"
+    """Name of the dataset, as TFDS shows it."""
+    download: ReleaseOptions = field(default_factory=ReleaseOptions)
+    pfam: FamilyOptions = field(default_factory=FamilyOptions)
+    split: SplitOptions = field(default_factory=SplitOptions)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+
+
+def parse_ingest(arguments: Sequence[str]) -> SimpleNamespace:
+    """Return the fields of `Ingest` and of its groups, all on one level, as `ingest_command` takes them."""
+    given = tyro.cli(
+        Ingest, args=arguments, prog="proteinlm ingest", description=_PAGE, config=(tyro.conf.OmitArgPrefixes,)
+    )
+    return SimpleNamespace(**_flat(given))
+
+
+def _flat(options: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for entry in dataclasses.fields(options):
+        value = getattr(options, entry.name)
+        found.update(_flat(value) if dataclasses.is_dataclass(value) else {entry.name: value})
+    return found

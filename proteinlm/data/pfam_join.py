@@ -1,0 +1,346 @@
+"""Tables of families of any size, sorted on disk, so that accessions can be looked up in mapped files.
+
+rows      each block of a table is read and its rows are appended to partitions, by a hash of the accession
+sorted    each partition alone is sorted, and the rows of one accession are united
+joined    the partitions one after another are files of columns, sorted by hash, then accession (pfam_table.py)
+
+Each step is independent of how many processes run it and in which order. Memory holds one block or one partition
+a process, however large the tables are.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from proteinlm.data.locations import expand
+from proteinlm.data.pfam import SHOWN
+from proteinlm.data.pfam_formats import TableBlock, parse_rows, table_blocks
+from proteinlm.data.sources import SourceFile
+from proteinlm.errors import InputError
+from proteinlm.files import whole_file
+
+INDEX = "tables.json"
+"""Written last: where it is, the tables are whole."""
+USED = "used"
+
+COLUMNS = {"hashes": np.uint32, "keys": None, "checksums": np.uint64, "groups": np.uint32, "ends": np.uint64,
+           "masks": np.uint64, "texts": np.uint8}  # fmt: skip
+"""Files of the joined tables.
+
+hashes, keys, checksums, groups: one a row. A key is the accession (see `key`), a checksum the CRC64 that the table
+has for its sequence or 0, a group counts the combinations of families. ends, masks: one a combination: where its text
+ends in `texts` (PF ids joined by `;`), and the tables that it comes from, a bit each.
+"""
+
+PARTITION_BYTES = 128 << 20
+"""Text of tables that a partition is meant for; sorting one takes about as much memory."""
+MAX_TABLES = 64
+_MAX_PARTITIONS = 1 << 12
+_KEY_BYTES = 32
+_HEADER = struct.Struct("<5Q")
+
+
+class TableTask(NamedTuple):
+    """One block of table number `table`; its rows go to `partitions` (a power of two) files below `folder`."""
+
+    folder: Path
+    partitions: int
+    table: int
+    block: TableBlock
+
+
+class TableResult(NamedTuple):
+    """What a block held: rows read, how many are of use, which cannot be read (line within the block, how it begins),
+    and the length in bytes of the longest key."""
+
+    number: int
+    good: int
+    bad: list[tuple[int, str]]
+    width: int
+
+
+class SortTask(NamedTuple):
+    """A partition to sort, and the length in bytes of the longest key of all."""
+
+    folder: Path
+    partition: int
+    width: int
+
+
+class BadRow(NamedTuple):
+    """A row of a table that could not be read: its file, line (from 1) and how it begins."""
+
+    path: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A table that was read.
+
+    Attributes:
+        path, bytes, md5: of the file.
+        format: as `pfam_formats.Kind`.
+        rows: that were read, headers not counted.
+        malformed: how many of them could not be read.
+        shown: the first of these.
+    """
+
+    path: str
+    bytes: int
+    md5: str
+    format: str
+    rows: int
+    malformed: int
+    shown: tuple[BadRow, ...]
+
+    @classmethod
+    def of_json(cls, fields: dict[str, Any]) -> "TableFile":
+        """Read what `asdict` and JSON made of one."""
+        return cls(**{**fields, "shown": tuple(BadRow(*row) for row in fields["shown"])})
+
+
+def key(accession: bytes) -> bytes:
+    """Return what an accession is found by: itself, or what is as unique if it is longer than any of UniProt's."""
+    if len(accession) <= _KEY_BYTES:
+        return accession
+    return accession[:15] + b"~" + hashlib.blake2b(accession, digest_size=8).hexdigest().encode()
+
+
+def hashes_of(keys: Sequence[bytes]) -> np.ndarray:
+    """Return a number for each key, uint32 [n]."""
+    return np.fromiter(map(crc32, keys), np.uint32, len(keys))
+
+
+def partition_edges(partitions: int) -> np.ndarray:
+    """Return where partitions begin in the order of the hashes, and the end, uint64 [partitions + 1]."""
+    return np.arange(partitions + 1, dtype=np.uint64) << np.uint64(32 - (partitions.bit_length() - 1))
+
+
+def _here(method: str, tasks: Iterable, keyed: bool = False) -> Iterator[Any]:
+    call = {"table": spill_rows, "sort": sort_partition}[method]
+    for task in tasks:
+        yield (task[0], call(task[1])) if keyed else call(task)
+
+
+def join_tables(
+    paths: Iterable[str | os.PathLike],
+    folder: Path,
+    submit: Callable[..., Iterator[Any]] = _here,
+    advance: Callable[[float], None] = lambda share: None,
+    partition_bytes: int = PARTITION_BYTES,
+) -> None:
+    """Read tables into `folder`, for `pfam_table.FamilyTables` to open.
+
+    Args:
+        paths: any of the formats of `pfam_formats`; the order does not matter.
+        folder: new, or what a run that was killed has left.
+        submit: runs `spill_rows` ("table") and `sort_partition` ("sort") for many tasks, in their order.
+        advance: is told how much is done, from 0 to 1.
+        partition_bytes: see PARTITION_BYTES.
+
+    Raises:
+        InputError: a file is unreadable, empty, or not one of its rows can be used.
+    """
+    sources = sorted(map(SourceFile, expand([*paths])), key=lambda source: source.path)
+    if len(sources) > MAX_TABLES:
+        raise InputError(f"{len(sources)} tables of families are more than {MAX_TABLES}: write some into one file.")
+    shutil.rmtree(folder, ignore_errors=True)
+    text = sum(source.text_size for source in sources)
+    partitions = min(1 << (max(1, -(-text // partition_bytes)) - 1).bit_length(), _MAX_PARTITIONS)
+    for partition in range(partitions):
+        _rows_folder(folder, partition).mkdir(parents=True)
+    files, width = _read(sources, folder, partitions, submit, lambda share: advance(0.6 * share))
+    counts = []
+    for count in submit("sort", (SortTask(folder, partition, width) for partition in range(partitions))):
+        counts.append(count)
+        advance(0.6 + 0.4 * len(counts) / partitions)
+    _concatenate(folder, partitions)
+    # Which rows are asked for; every process marks them in the same bytes.
+    with open(folder / USED, "wb") as handle:
+        handle.truncate(sum(counts))
+    index = {"partitions": partitions, "width": width, "rows": sum(counts), "files": [asdict(file) for file in files]}
+    with whole_file(folder / INDEX) as handle:
+        json.dump(index, handle)
+
+
+def _read(
+    sources: list[SourceFile],
+    folder: Path,
+    partitions: int,
+    submit: Callable[..., Iterator[Any]],
+    advance: Callable[[float], None],
+) -> tuple[list[TableFile], int]:
+    kinds = {}
+
+    def tasks() -> Iterator[tuple[tuple[int, int], TableTask]]:
+        for index, source in enumerate(sources):
+            for before, block in table_blocks(source):
+                kinds[index] = block.form.kind
+                yield (index, before), TableTask(folder, partitions, index, block)
+
+    rows, good, malformed, width = [0] * len(sources), [0] * len(sources), [0] * len(sources), 1
+    shown: list[list[BadRow]] = [[] for _ in sources]
+    size = sum(source.size for source in sources)
+    for (index, before), result in submit("table", tasks(), keyed=True):
+        rows[index] += result.number
+        good[index] += result.good
+        malformed[index] += len(result.bad)
+        some = result.bad[: SHOWN - len(shown[index])]
+        shown[index] += [BadRow(sources[index].path, before + line, text) for line, text in some]
+        width = max(width, result.width)
+        advance(sum(source.read for source in sources) / max(size, 1))
+    for index, source in enumerate(sources):
+        if not good[index]:
+            raise InputError(
+                f"{source.path} has no row that can be used: name a table with rows ACCESSION<TAB>PF00001;PF00002, "
+                "Pfam-A.regions.uniprot.tsv.gz or protein2ipr.dat.gz."
+            )
+    files = [
+        TableFile(s.path, s.size, s.md5, kinds[i], rows[i], malformed[i], tuple(shown[i]))
+        for i, s in enumerate(sources)
+    ]
+    return files, width
+
+
+def spill_rows(task: TableTask) -> TableResult:
+    """Read a block and append its rows to the partitions."""
+    folder, partitions, table, block = task
+    parsed = parse_rows(block)
+    if not parsed.rows:
+        return TableResult(parsed.number, len(parsed.rows), parsed.bad, 0)
+    names, families, checksums = zip(*parsed.rows, strict=True)
+    keys = list(map(key, names))
+    hashes = hashes_of(keys)
+    order = np.argsort(hashes, kind="stable")
+    edges = np.searchsorted(hashes[order], partition_edges(partitions)).tolist()
+    picked = order.tolist()
+    for partition, (start, stop) in enumerate(pairwise(edges)):
+        if start < stop:
+            part = picked[start:stop]
+            columns = [b"\n".join([column[i] for i in part]) for column in (keys, families)]
+            columns.append(bytes.fromhex(b"".join([checksums[i] for i in part]).decode()))
+            header = _HEADER.pack(table, len(part), *map(len, columns))
+            with open(_rows_folder(folder, partition) / str(os.getpid()), "ab") as handle:
+                handle.write(header + b"".join(columns))
+    return TableResult(parsed.number, len(parsed.rows), parsed.bad, max(map(len, keys)))
+
+
+def _rows_folder(folder: Path, partition: int) -> Path:
+    return folder / "rows" / f"{partition:04d}"
+
+
+def _sorted_path(folder: Path, partition: int) -> Path:
+    return folder / "rows" / f"{partition:04d}.npz"
+
+
+class _Rows(NamedTuple):
+    """Rows of a partition: keys, checksums uint64 [n], and codes int64 [n] that count `origins`."""
+
+    keys: list[bytes]
+    checksums: np.ndarray
+    codes: np.ndarray
+    origins: list[tuple[bytes, int]]
+
+
+def _read_rows(folder: Path) -> _Rows:
+    keys: list[bytes] = []
+    checksums, codes = [], []
+    # Families as they stand in a row, and the number of its table.
+    index: dict[tuple[bytes, int], int] = {}
+    for path in sorted(folder.iterdir()):
+        with open(path, "rb") as handle:
+            while header := handle.read(_HEADER.size):
+                table, count, *sizes = _HEADER.unpack(header)
+                names, families, packed = (handle.read(size) for size in sizes)
+                keys += names.split(b"\n")
+                rows = [index.setdefault((text, table), len(index)) for text in families.split(b"\n")]
+                codes.append(np.array(rows, np.int64))
+                checksums.append(np.frombuffer(packed, ">u8") if packed else np.zeros(count, np.uint64))
+    return _Rows(keys, np.concatenate(checksums).astype(np.uint64), np.concatenate(codes), list(index))
+
+
+def sort_partition(task: SortTask) -> int:
+    """Sort a partition, unite rows of one accession and one checksum, and return how many they are then."""
+    folder = _rows_folder(task.folder, task.partition)
+    if not any(folder.iterdir()):
+        return 0
+    rows = _read_rows(folder)
+    hashes, keys = hashes_of(rows.keys), np.array(rows.keys, f"S{task.width}")
+    order = np.lexsort((rows.checksums, keys, hashes))
+    hashes, keys, checksums, codes = hashes[order], keys[order], rows.checksums[order], rows.codes[order]
+    first = np.ones(len(keys), bool)
+    first[1:] = (keys[1:] != keys[:-1]) | (checksums[1:] != checksums[:-1])
+    starts = np.flatnonzero(first)
+    groups, combinations = _united(codes, starts, rows.origins)
+    texts = [text for text, _ in combinations]
+    np.savez(
+        _sorted_path(task.folder, task.partition),
+        hashes=hashes[starts],
+        keys=keys[starts],
+        checksums=checksums[starts],
+        groups=groups,
+        ends=np.cumsum(np.fromiter(map(len, texts), np.uint64, len(texts)), dtype=np.uint64),
+        masks=np.array([mask for _, mask in combinations], np.uint64),
+        texts=np.frombuffer(b"".join(texts), np.uint8),
+    )
+    shutil.rmtree(folder)
+    return len(starts)
+
+
+def _united(codes: np.ndarray, starts: np.ndarray, origins: list) -> tuple[np.ndarray, list[tuple[bytes, int]]]:
+    """Return the combination of each group of rows, uint32, and the combinations: PF ids, bits of tables."""
+    index: dict[tuple[bytes, int], int] = {}
+
+    def combination(some: Iterable[int]) -> int:
+        chosen = [origins[code] for code in some]
+        families = {family for text, _ in chosen for family in text.split(b";") if family}
+        mask = sum(1 << table for table in {table for _, table in chosen})
+        return index.setdefault((b";".join(sorted(families)), mask), len(index))
+
+    # In the order of the rows that have them, which no process's speed changes.
+    sizes = np.diff(np.append(starts, len(codes))).tolist()
+    known: dict[tuple[int, ...], int] = {}
+    listed = codes.tolist()
+    groups = []
+    for start, size in zip(starts.tolist(), sizes, strict=True):
+        some = (listed[start],) if size == 1 else tuple(sorted(set(listed[start : start + size])))
+        group = known.get(some)
+        if group is None:
+            group = known[some] = combination(some)
+        groups.append(group)
+    return np.array(groups, np.uint32), list(index)
+
+
+def _concatenate(folder: Path, partitions: int) -> None:
+    groups, end = 0, 0
+    handles = {name: open(folder / name, "wb") for name in COLUMNS}  # noqa: SIM115 (closed below)
+    try:
+        for partition in range(partitions):
+            path = _sorted_path(folder, partition)
+            if not path.exists():
+                continue
+            with np.load(path) as part:
+                columns = {name: part[name] for name in COLUMNS}
+            columns["groups"] = columns["groups"] + np.uint32(groups)
+            columns["ends"] = columns["ends"] + np.uint64(end)
+            groups += len(columns["ends"])
+            end = int(columns["ends"][-1])
+            for name, handle in handles.items():
+                handle.write(columns[name].tobytes())
+            path.unlink()
+    finally:
+        for handle in handles.values():
+            handle.close()
+    shutil.rmtree(folder / "rows")

@@ -1,0 +1,237 @@
+"""Accessions looked up in joined tables of families (pfam_join.py), which are mapped, never loaded."""
+
+import contextlib
+import json
+import mmap
+import os
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from proteinlm.data.crc64 import crc64
+from proteinlm.data.pfam import SHOWN
+from proteinlm.data.pfam_join import COLUMNS, INDEX, USED, TableFile, hashes_of, join_tables, key, partition_edges
+from proteinlm.data.uniprot import Record
+
+DR_LINES = "DR lines"
+
+RESIDENT_BYTES = 64 << 20
+"""How much of the tables a process holds on to; more than this is given back to the system after each look."""
+_SCANNED_ROWS = 1 << 20
+_ISOFORM = re.compile(rb"(.+)-\d+")
+
+
+class Mismatch(NamedTuple):
+    """A protein whose CRC64 is not the one that a table was made from: the table knows another version of it."""
+
+    accession: str
+    of_table: int
+    of_sequence: int
+
+
+@dataclass
+class Joined:
+    """Families of a batch of records.
+
+    Attributes:
+        families: of each record, PF ids joined by `;`: its own and the tables'.
+        sources: number of records that have a family from each source: path of a table, or DR_LINES.
+        mismatches: records whose families in a table were left out.
+    """
+
+    families: list[bytes]
+    sources: Counter = field(default_factory=Counter)
+    mismatches: list[Mismatch] = field(default_factory=list)
+
+
+def own_families(records: Sequence[Record]) -> Joined:
+    """Return the families that records have by themselves."""
+    joined = Joined([";".join(record.families).encode() for record in records])
+    joined.sources[DR_LINES] = sum(map(bool, joined.families))
+    return joined
+
+
+class _Hit(NamedTuple):
+    """A row that has a wanted accession: place in the batch, checksum or 0, families, bits of tables."""
+
+    place: int
+    checksum: int
+    families: bytes
+    mask: int
+
+
+class FamilyTables:
+    """Joined tables, open for looking up; every process opens them by itself.
+
+    Attributes:
+        files: the tables that they were made of.
+        num_rows: accessions, each once for every checksum that a table has for it.
+    """
+
+    def __init__(self, folder: Path):
+        index = json.loads((folder / INDEX).read_text())
+        self.files = [TableFile.of_json(file) for file in index["files"]]
+        self.num_rows: int = index["rows"]
+        self._maps: list[mmap.mmap] = []
+        types = COLUMNS | {"keys": f"S{index['width']}"}
+        self._hashes, self._keys, self._checksums, self._groups, self._ends, self._masks, self._texts = (
+            self._mapped(folder / name, types[name]) for name in COLUMNS
+        )
+        self._used = self._mapped(folder / USED, np.uint8, mmap.ACCESS_WRITE)
+        size = sum(map(len, self._maps))
+        # Sorted wanted hashes are looked up piece by piece of the tables.
+        pieces = min(index["partitions"], -(-2 * size // RESIDENT_BYTES))
+        self._pieces = partition_edges(1 << (pieces - 1).bit_length()) if size > RESIDENT_BYTES else None
+
+    def _mapped(self, path: Path, dtype, access: int = mmap.ACCESS_READ) -> np.ndarray:
+        # An empty file cannot be mapped.
+        if not path.stat().st_size:
+            return np.zeros(0, dtype)
+        with open(path, "r+b" if access == mmap.ACCESS_WRITE else "rb") as handle:
+            self._maps.append(mmap.mmap(handle.fileno(), 0, access=access))
+        return np.frombuffer(self._maps[-1], dtype)
+
+    def add(self, records: Sequence[Record]) -> Joined:
+        """Return the families of records: their own, and those that the tables have for their accessions.
+
+        A row with a checksum is used if it is that of the sequence. An isoform (P12345-2) without a row of its own
+        takes its protein's, whose sequence is another one by nature: better one protein too many on the held-out
+        side than a leak into train.
+        """
+        hits = list(self._find([record.accession.encode() for record in records]))
+        checked = sorted({hit.place for hit in hits if hit.checksum})
+        own = dict(zip(checked, crc64([records[place].sequence for place in checked]).tolist(), strict=True))
+        used: dict[int, list[_Hit]] = {}
+        other: dict[int, int] = {}
+        for hit in hits:
+            if hit.checksum and hit.checksum != own[hit.place]:
+                other[hit.place] = hit.checksum
+            else:
+                used.setdefault(hit.place, []).append(hit)
+        for hit in self._find_proteins(records, {hit.place for hit in hits}):
+            used.setdefault(hit.place, []).append(hit)
+        return self._joined(records, used, other, own)
+
+    def _joined(self, records: Sequence[Record], used: dict, other: dict, own: dict) -> Joined:
+        joined = own_families(records)
+        masks: Counter = Counter()
+        for place, hits in used.items():
+            texts = [hit.families for hit in hits if hit.families]
+            mask = 0
+            for hit in hits:
+                mask |= hit.mask if hit.families else 0
+            masks[mask] += 1
+            if joined.families[place]:
+                texts.append(joined.families[place])
+            if texts:
+                joined.families[place] = texts[0] if len(texts) == 1 else _united(texts)
+        for mask, number in masks.items():
+            for table, file in enumerate(self.files):
+                joined.sources[file.path] += number * (mask >> table & 1)
+        for place in sorted(other):
+            # A row of another table, or of another version in the same one, may have been right.
+            if not any(hit.checksum for hit in used.get(place, ())):
+                joined.mismatches.append(Mismatch(records[place].accession, other[place], own[place]))
+        return joined
+
+    def _find_proteins(self, records: Sequence[Record], found: set[int]) -> Iterator[_Hit]:
+        """Yield the rows of proteins of whose isoforms nothing was found."""
+        places, names = [], []
+        for place, record in enumerate(records):
+            if "-" in record.accession and place not in found:
+                isoform = _ISOFORM.fullmatch(record.accession.encode())
+                if isoform:
+                    places.append(place)
+                    names.append(isoform[1])
+        for hit in self._find(names):
+            yield hit._replace(place=places[hit.place])
+
+    def _find(self, accessions: Sequence[bytes]) -> Iterator[_Hit]:
+        """Yield every row of each accession, and mark it as used."""
+        if not len(accessions) or not self.num_rows:
+            return
+        keys = list(map(key, accessions))
+        hashes = hashes_of(keys)
+        order = np.argsort(hashes, kind="stable")
+        hashes, wanted = hashes[order], np.array(keys, "S")[order]
+        cuts = [0, len(order)] if self._pieces is None else np.searchsorted(hashes, self._pieces).tolist()
+        for start, stop in pairwise(cuts):
+            places, rows = self._rows(hashes[start:stop], wanted[start:stop])
+            if len(rows):
+                self._used[rows] = 1
+                yield from self._hits(order[start:stop][places], rows)
+            if self._pieces is not None:
+                self._give_back()
+
+    def _rows(self, hashes: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return pairs of place and row, int64, for hashes in order and their keys."""
+        places = np.arange(len(hashes))
+        rows = np.searchsorted(self._hashes, hashes).astype(np.int64)
+        found: list[tuple[np.ndarray, np.ndarray]] = []
+        # Rows of one hash follow each other: an accession's with several checksums, and by chance those of others.
+        while len(rows):
+            same = rows < self.num_rows
+            same[same] = self._hashes[rows[same]] == hashes[places[same]]
+            places, rows = places[same], rows[same]
+            hit = self._keys[rows] == wanted[places]
+            found.append((places[hit], rows[hit]))
+            rows = rows + 1
+        if not found:
+            return places, rows
+        return np.concatenate([place for place, _ in found]), np.concatenate([row for _, row in found])
+
+    def _hits(self, places: np.ndarray, rows: np.ndarray) -> list[_Hit]:
+        groups, which = np.unique(self._groups[rows], return_inverse=True)
+        ends = self._ends[groups].tolist()
+        starts = np.where(groups > 0, self._ends[groups.astype(np.int64) - 1], 0).tolist()
+        texts = [self._texts[start:end].tobytes() for start, end in zip(starts, ends, strict=True)]
+        masks = self._masks[groups].tolist()
+        return [
+            _Hit(place, checksum, texts[group], masks[group])
+            for place, checksum, group in zip(
+                places.tolist(), self._checksums[rows].tolist(), which.tolist(), strict=True
+            )
+        ]
+
+    def _give_back(self) -> None:
+        """Let the system take the pages that were read; what is asked for again is read again."""
+        for one in self._maps:
+            one.madvise(mmap.MADV_DONTNEED)
+
+    def unused(self) -> tuple[int, tuple[str, ...]]:
+        """Return how many accessions nobody has asked for, and the first of them in the order of the tables."""
+        number = 0
+        first: list[str] = []
+        last = b""
+        for start in range(0, self.num_rows, _SCANNED_ROWS):
+            rows = start + np.flatnonzero(self._used[start : start + _SCANNED_ROWS] == 0)
+            keys = self._keys[rows]
+            # Rows of one accession with several checksums follow each other.
+            new = np.ones(len(keys), bool)
+            new[1:] = keys[1:] != keys[:-1]
+            new[:1] = keys[:1] != last
+            keys = keys[new]
+            number += len(keys)
+            first += [name.decode("ascii", "backslashreplace") for name in keys[: SHOWN - len(first)].tolist()]
+            last = keys[-1] if len(keys) else last
+            self._give_back()
+        return number, tuple(first)
+
+
+def _united(texts: Iterable[bytes]) -> bytes:
+    return b";".join(sorted({family for text in texts for family in text.split(b";")}))
+
+
+@contextlib.contextmanager
+def family_tables(paths: Iterable[str | os.PathLike]) -> Iterator[FamilyTables]:
+    """Join tables in a scratch folder, for as long as the block lasts; errors as for `pfam_join.join_tables`."""
+    with tempfile.TemporaryDirectory(prefix="proteinlm-families-") as folder:
+        join_tables(paths, Path(folder) / "families")
+        yield FamilyTables(Path(folder) / "families")
