@@ -128,12 +128,12 @@ def test_a_mirror_on_disk_is_read_where_it_is(server, tmp_path):
 
 def test_the_command_downloads_and_the_provenance_says_from_where(server, tmp_path, capsys):
     archived = previous("previous_major_releases", "2019_01") + "/uniprot_sprot-only2019_01.tar.gz"
-    server.drops = [None, 500]
+    server.drops = [None, 200]
     arguments = ["--release", "2019_01", "--section", "sprot", "--format", "fasta", "--release-url", server.url]
     splits = ["--valid", "0.2", "--test", "0.2", "--held-out", "none", "--workers", "1"]
     output = tmp_path / "out"
     assert main(["ingest", *arguments, *splits, "--output", str(output)]) == 0, capsys.readouterr().err
-    assert (archived, 500) in server.asked
+    assert (archived, 200) in server.asked
     said = json.loads((output / "provenance.json").read_text())
     content = server.files[archived]
     url = server.url + archived
