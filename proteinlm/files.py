@@ -1,6 +1,7 @@
 """Files that appear whole or not at all."""
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,35 @@ def whole_file(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def sync_file_system(folder: Path) -> None:
+    """Wait until everything that was written to the file system of a folder is on its disk.
+
+    Raises:
+        OSError: something could not be written.
+    """
+    syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    if syncfs is None:
+        # Not on Linux: all file systems.
+        os.sync()
+        return
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        if syncfs(number):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(folder))
+    finally:
+        os.close(number)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def refuse_occupied(path: Path, what: str) -> None:

@@ -11,14 +11,14 @@ from rich.console import Console
 
 from proteinlm.data import releases
 from proteinlm.data.ingest_config import IngestConfig
-from proteinlm.data.local_engine import LocalEngine
+from proteinlm.data.local_engine import MARKER, LocalEngine
+from proteinlm.data.marker import anything_finished
 from proteinlm.data.pfam import PAPER_HELD_OUT_FAMILIES, check_families, read_held_out
 from proteinlm.data.sources import open_sources
 from proteinlm.data.splits import SplitsConfig
 from proteinlm.data.summary import Summary
-from proteinlm.data.workplace import workplace
+from proteinlm.data.workplace import partial_folder, refuse_output, workplace
 from proteinlm.errors import InputError
-from proteinlm.files import refuse_occupied
 
 
 def ingest(
@@ -45,28 +45,54 @@ def ingest(
 
     Raises:
         InputError: something in the files or the arguments is wrong, the disk is full, or a worker was
-            killed. The output folder is then not there.
+            killed. The output folder is then not there; after troubles that may pass, what is finished is kept in the
+            hidden folder.
     """
     config = config or IngestConfig()
     output = Path(output)
     files = open_sources(sources)
+    folder = partial_folder(output)
+    engine: LocalEngine | None = None
+
+    def kept(error: BaseException) -> bool:
+        # What an earlier ingest has finished stays when this one cannot even begin.
+        return anything_finished(folder / MARKER) and (engine is None or _may_pass(error))
+
     try:
-        with workplace(output) as folder:
-            summary = LocalEngine(files, folder, output, config, release, console or Console(stderr=True)).run()
-        return summary
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise InputError(
-                f"the disk of {output} is full: ingest needs room for the dataset and scratch files, "
-                "together about three times the sequences; make room or name a folder on another disk."
-            ) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise InputError(f"{output} cannot be written ({error.strerror}): name another output folder.") from error
-        raise
-    except BrokenProcessPool as error:
-        raise InputError(
-            "a worker process was killed, most likely because memory ran out: use fewer workers (--workers)."
-        ) from error
+        with workplace(output, kept):
+            engine = LocalEngine(files, folder, output, config, release, console or Console(stderr=True))
+            return engine.run()
+    except (InputError, OSError, BrokenProcessPool) as error:
+        goes_on = engine is not None and kept(error)
+        sentence = _sentence(error, output)
+        if sentence is None or (isinstance(error, InputError) and not goes_on):
+            raise
+        if goes_on:
+            sentence += f" What is finished is kept in {folder}: the same command goes on from there."
+        raise InputError(sentence) from error
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Tell a full disk, a server that does not answer and the like from what is wrong in files and options."""
+    cause = error.__cause__ if isinstance(error, InputError) else error
+    return isinstance(cause, OSError | BrokenProcessPool | ImportError)
+
+
+def _sentence(error: BaseException, output: Path) -> str | None:
+    """Return what the user is told of an error, None for one that is not his."""
+    if isinstance(error, InputError):
+        return str(error)
+    if isinstance(error, BrokenProcessPool):
+        return "a worker process was killed, most likely because memory ran out: use fewer workers (--workers)."
+    code = error.errno if isinstance(error, OSError) else None
+    if code in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"the disk of {output} is full: ingest needs room for the dataset and scratch files, together about three "
+            "times the sequences; make room or name a folder on another disk."
+        )
+    if code in (errno.EACCES, errno.EROFS, errno.EPERM):
+        return f"{output} cannot be written ({os.strerror(code)}): name another output folder."
+    return None
 
 
 SAMPLE = Path(__file__).parent / "sample"
@@ -81,7 +107,7 @@ def ingest_command(arguments: Any) -> None:
             package.
     """
     # Before hours of downloading.
-    refuse_occupied(Path(arguments.output), "the dataset")
+    refuse_output(Path(arguments.output))
     downloaded, release = releases.from_arguments(arguments)
     families = tuple(arguments.families)
     sources = [*arguments.sources, *downloaded]

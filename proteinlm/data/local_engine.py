@@ -1,10 +1,10 @@
-"""The local engine: one ingest on the processes of this machine, phase by phase."""
+"""The local engine: one ingest on the processes of this machine, phase by phase, each going on where it was stopped."""
 
 import contextlib
 import shutil
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,30 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from proteinlm import __version__
 from proteinlm.data import stages
-from proteinlm.data.dataset import PROVENANCE, REJECTS, STATISTICS, VERSION, write_json, write_tfds_metadata
+from proteinlm.data.dataset import (
+    MANIFEST,
+    PROVENANCE,
+    REJECTS,
+    STATISTICS,
+    VERSION,
+    shard_name,
+    write_json,
+    write_tfds_metadata,
+)
+from proteinlm.data.hmm import Searched
 from proteinlm.data.ingest_config import IngestConfig
+from proteinlm.data.intake import Intake
+from proteinlm.data.marker import Marker
 from proteinlm.data.pfam import SHOWN
-from proteinlm.data.pfam_run import FamilySources
-from proteinlm.data.processes import Submit, pool
+from proteinlm.data.pfam_run import FAMILY_REJECTS, FamilySources
+from proteinlm.data.processes import Submit, pool, wait_for_processes
 from proteinlm.data.sources import Block, SourceFile
-from proteinlm.data.spill import bucket_folder
+from proteinlm.data.spill import bucket_folder, drop_bucket
 from proteinlm.data.splits import SPLITS
 from proteinlm.data.summary import Summary
-from proteinlm.errors import InputError
+from proteinlm.data.workplace import DATASET
 
+MARKER = Path("scratch") / "marker.json"
 SHARD_BYTES = 256 << 20
 _MAX_BUCKETS = 1 << 14
 
@@ -33,11 +46,14 @@ class LocalEngine:
 
     Args:
         files: sources, sorted.
-        folder: where the dataset is written, with a folder for scratch in it.
+        folder: with the folder `dataset`, which is written, and scratch; what a killed ingest has left is taken up.
         output: what the dataset will be called.
         config: of the dataset.
         release: what the provenance says of the release that the sources are of.
-        console: where progress is shown if it is a terminal.
+        console: where progress is shown if it is a terminal, and what is taken up in any case.
+
+    Raises:
+        InputError: the folder holds an unfinished ingest of other sources or with other options.
     """
 
     def __init__(
@@ -49,26 +65,41 @@ class LocalEngine:
         release: Mapping[str, Any] | None,
         console: Console,
     ):
-        self.files, self.folder, self.config, self.release = files, folder, config, release
-        self.work = folder / "scratch"
+        self.files, self.config, self.release, self.console = files, config, release, console
+        self.folder, self.work = folder / DATASET, folder / "scratch"
         self.summary = Summary(output)
-        self.formats: list[tuple[str, int]] = []
         self.progress = Progress(
             TextColumn("{task.description:<9}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
             TextColumn("{task.fields[detail]}"), TimeRemainingColumn(),
             console=console, disable=not console.is_terminal,
         )  # fmt: skip
         self.families = FamilySources(
-            config.families, config.profiles, config.search_all, self.work, folder, self.progress
+            config.families, config.profiles, config.search_all, self.work, self.folder, self.progress
         )
+        self.intake = Intake(files, self.folder, self.families)
         # Known before anything is read and the same for any number of workers.
         wanted = max(1, -(-sum(file.text_size for file in files) // config.bucket_bytes))
         self.num_buckets = min(1 << (wanted - 1).bit_length(), _MAX_BUCKETS)
+        self.marker = Marker(folder / MARKER, self._inputs())
+
+    def _inputs(self) -> dict[str, Any]:
+        """Return what the dataset is a function of, and what its scratch files are."""
+        config, splits = self.config, self.config.splits
+        return {
+            "version": __version__,
+            "buckets": self.num_buckets,
+            "name": config.name,
+            "shards": config.shards,
+            **asdict(splits),
+            "search of all sequences": config.search_all,
+            "release": self.release,
+            **{f"source {file.path}": file.stamp for file in self.files},
+            **self.families.inputs(),
+        }
 
     def run(self) -> Summary:
-        """Write the dataset."""
-        for bucket in range(self.num_buckets):
-            bucket_folder(self.work, bucket).mkdir(parents=True)
+        """Write the dataset, or the rest of it."""
+        self._take_up()
         arguments = (self.work, self.num_buckets, self.config.splits, self.folder, self.config.name)
         with self.progress, pool(self.config.num_workers, arguments) as submit:
             with self._phase("families"):
@@ -77,13 +108,43 @@ class LocalEngine:
                 self._map(submit)
             if self.config.profiles:
                 with self._phase("search"):
-                    self.families.search(self.num_buckets, submit)
+                    self._search(submit)
             with self._phase("reduce"):
                 reduced, counts = self._reduce(submit)
             with self._phase("write"):
                 self._write(submit, reduced, counts)
-        shutil.rmtree(self.work)
         return self.summary
+
+    def _take_up(self) -> None:
+        state = self.marker.state
+        if not self.marker.old:
+            if self.marker.other:
+                self.console.print(
+                    f"an unfinished ingest differs in {self.marker.other}; nothing of it was finished, so it is "
+                    "removed.", markup=False, highlight=False, soft_wrap=True,
+                )  # fmt: skip
+            for folder in (self.folder, self.work):
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+            for bucket in range(self.num_buckets):
+                bucket_folder(self.work, bucket).mkdir(parents=True)
+            self.marker.save()
+            return
+        wait_for_processes(self.work)
+        kept = {*state.get("written", ()), *((REJECTS, FAMILY_REJECTS) if "intake" in state else ())}
+        for path in self.folder.iterdir():
+            if path.name not in kept:
+                path.unlink()
+        if "intake" in state:
+            self.intake.restore(state["intake"])
+        self.summary.taken_up = (
+            f"{len(self.intake.sources):,} of {len(self.files):,} sources were read, {state.get('reduced', 0):,} of "
+            f"{self.num_buckets:,} buckets sorted, {len(state.get('written', ())):,} files written"
+        )
+        self.console.print(
+            f"going on with an ingest that was stopped: {self.summary.taken_up}.",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -92,60 +153,80 @@ class LocalEngine:
         self.summary.seconds[name] = time.perf_counter() - start
 
     def _map(self, submit: Submit) -> None:
-        total = sum(file.size for file in self.files)
-        bar = self.progress.add_task("reading", total=total, detail="")
-        start = time.perf_counter()
-        numbers: Counter = Counter()
-        formats: dict[int, str] = {}
-        summary = self.summary
-
-        def blocks() -> Iterator[tuple[int, Block]]:
-            for index, file in enumerate(self.files):
-                for block in file.blocks(self.config.block_bytes):
-                    formats[index] = block.format
-                    yield index, block
-
-        with open(self.folder / REJECTS, "w", encoding="utf-8") as rejects:
-            rejects.write("source\trecord\taccession\treason\tdetail\n")
-            for index, result in submit("map", blocks(), keyed=True):
-                path = self.files[index].path
-                for reject in result.rejects:
-                    row = (path, numbers[index] + reject.number, reject.accession, reject.reason, reject.detail)
-                    # A path may hold a tab; a table cell may not.
-                    rejects.write("\t".join(" ".join(str(cell).split()) for cell in row) + "\n")
-                    summary.rejected[reject.reason] += 1
-                    if len(summary.rejects) < SHOWN:
-                        summary.rejects.append(row)
-                self.families.take(path, result.sources, result.mismatches)
-                numbers[index] += result.number
-                summary.records += result.number
-                summary.taken += result.taken
-                rate = summary.records / (time.perf_counter() - start)
-                detail = f"{summary.records:,} records, {rate:,.0f}/s"
-                self.progress.update(bar, completed=sum(file.read for file in self.files), detail=detail)
-        self.formats = [(formats[index], numbers[index]) for index in range(len(self.files))]
-        if not summary.taken:
-            path, number, _, reason, detail = summary.rejects[0]
-            raise InputError(
-                f"none of the {summary.records:,} records can be used; the first is record {number} of "
-                f"{path}: {reason} ({detail})."
-            )
+        intake = self.intake
+        first = len(intake.sources)
+        if first < len(self.files):
+            with intake:
+                self._read(submit, first)
+            intake.check()
         self.families.count_unknown()
 
+    def _read(self, submit: Submit, first: int) -> None:
+        if self.marker.old:
+            for _ in submit("cut", ((bucket, first) for bucket in range(self.num_buckets))):
+                pass
+        before = sum(file.size for file in self.files[:first])
+        total = before + sum(file.size for file in self.files[first:])
+        bar = self.progress.add_task("reading", total=total, completed=before, detail="")
+        start, records = time.perf_counter(), self.intake.records
+        current = first
+        for (index, form), result in submit("map", self._blocks(first), keyed=True):
+            if index != current:
+                self._end_source()
+                current = index
+            self.intake.take(form, result)
+            rate = (self.intake.records - records) / (time.perf_counter() - start)
+            detail = f"{self.intake.records:,} records, {rate:,.0f}/s"
+            self.progress.update(bar, completed=before + sum(file.read for file in self.files), detail=detail)
+        self._end_source()
+
+    def _blocks(self, first: int) -> Iterator[tuple[tuple[int, str], tuple[int, Block]]]:
+        for index in range(first, len(self.files)):
+            for block in self.files[index].blocks(self.config.block_bytes):
+                yield (index, block.format), (index, block)
+
+    def _end_source(self) -> None:
+        self.intake.end_source()
+        self.marker.note(intake=self.intake.state())
+
+    def _search(self, submit: Submit) -> None:
+        known = self.marker.state.get("searched")
+        if known is None:
+            self.families.search(self.num_buckets, submit)
+            self.marker.note(searched=asdict(self.families.searched))
+        else:
+            self.families.searched = Searched(**known)
+
     def _reduce(self, submit: Submit) -> tuple[stages.ReduceResult, dict[str, list[int]]]:
-        bar = self.progress.add_task("sorting", total=self.num_buckets, detail="")
+        known = self.marker.state.get("reduced", 0)
+        dropped = 0
+        bar = self.progress.add_task("sorting", total=self.num_buckets, completed=known, detail="")
         reduced = stages.ReduceResult()
         counts: dict[str, list[int]] = {split: [] for split in SPLITS}
-        for result in submit("reduce", range(self.num_buckets)):
+        for bucket, result in enumerate(self._results(submit, known)):
             for split in SPLITS:
                 counts[split].append(result.statistics[split].count)
             reduced.update(result)
+            if bucket < known:
+                continue
             self.progress.advance(bar)
+            # Records are given up when the marker says that they are not needed again.
+            if self.marker.note(reduced=bucket + 1):
+                for done in range(dropped, bucket + 1):
+                    drop_bucket(self.work, done)
+                dropped = bucket + 1
         self._sum_up(reduced)
         return reduced, counts
 
+    def _results(self, submit: Submit, known: int) -> Iterator[stages.ReduceResult]:
+        for bucket in range(known):
+            yield stages.reduced_before(bucket, self.work)
+        yield from submit("reduce", range(known, self.num_buckets))
+
     def _sum_up(self, reduced: stages.ReduceResult) -> None:
-        summary, families = self.summary, self.families
+        summary, families, intake = self.summary, self.families, self.intake
+        summary.records, summary.taken = intake.records, intake.taken
+        summary.rejected, summary.rejects = intake.rejected, intake.rejects
         summary.statistics = reduced.statistics
         summary.with_families = reduced.with_families
         summary.malformed, summary.unknown = families.malformed, families.unknown
@@ -158,43 +239,47 @@ class LocalEngine:
             summary.warnings.append(f"no sequence has {of} ({listed}){ood}.")
 
     def _write(self, submit: Submit, reduced: stages.ReduceResult, counts: dict[str, list[int]]) -> None:
+        name = self.config.name
         plan = {
             split: stages.plan_shards(
                 split, counts[split], self.config.shards or -(-reduced.example_bytes[split] // SHARD_BYTES)
             )
             for split in SPLITS
         }
-        tasks = [counts, *(shard for shards in plan.values() for shard in shards)]
-        bar = self.progress.add_task("writing", total=len(tasks), detail="")
-        fingerprint = None
-        for done in submit("write", tasks):
-            fingerprint = fingerprint or done
+        shards = [shard for some in plan.values() for shard in some]
+        tasks = {MANIFEST: counts, **{shard_name(name, s.split, s.index, s.num_shards): s for s in shards}}
+        state = self.marker.state
+        written = list(state.get("written", ()))
+        bar = self.progress.add_task("writing", total=len(tasks), completed=len(written), detail="")
+        rest = [(file, task) for file, task in tasks.items() if file not in written]
+        for file, done in submit("write", rest, keyed=True):
+            written.append(file)
+            if file == MANIFEST:
+                state["fingerprint"] = done
+            self.marker.note(written=written)
             self.progress.advance(bar)
-        lengths = {split: [shard.length for shard in shards] for split, shards in plan.items()}
-        write_tfds_metadata(self.folder, self.config.name, lengths)
+        lengths = {split: [shard.length for shard in some] for split, some in plan.items()}
+        write_tfds_metadata(self.folder, name, lengths)
         statistics = {split: s.to_json() for split, s in reduced.statistics.items()}
         write_json(self.folder / STATISTICS, {"unit": "residues", "splits": statistics})
-        write_json(self.folder / PROVENANCE, self._provenance(str(fingerprint), reduced))
+        write_json(self.folder / PROVENANCE, self._provenance(reduced))
 
-    def _provenance(self, fingerprint: str, reduced: stages.ReduceResult) -> dict[str, Any]:
-        summary, splits = self.summary, self.config.splits
+    def _provenance(self, reduced: stages.ReduceResult) -> dict[str, Any]:
+        intake, splits = self.intake, self.config.splits
         return {
-            "fingerprint": fingerprint,
+            "fingerprint": self.marker.state["fingerprint"],
             "written_by": f"proteinlm {__version__}",
             "layout": VERSION,
             **({"release": self.release} if self.release else {}),
-            "sources": [
-                {"path": f.path, "bytes": f.size, "md5": f.md5, "format": kind, "records": number}
-                for f, (kind, number) in zip(self.files, self.formats, strict=True)
-            ],
+            "sources": intake.sources,
             **self.families.provenance(),
             "splits": {"valid": splits.valid, "test": splits.test, "held_out": list(splits.held_out)},
             "held_out_sequences": {family: reduced.held_out[family] for family in splits.held_out},
             "records": {
-                "read": summary.records,
-                "taken": summary.taken,
-                "rejected": dict(sorted(summary.rejected.items())),
+                "read": intake.records,
+                "taken": intake.taken,
+                "rejected": dict(sorted(intake.rejected.items())),
             },
             "sequences": {split: s.count for split, s in reduced.statistics.items()},
-            "sequences_with_families": summary.with_families,
+            "sequences_with_families": reduced.with_families,
         }

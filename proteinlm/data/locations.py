@@ -15,6 +15,8 @@ from proteinlm.errors import InputError
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _PATTERN = re.compile(r"[*?\[]")
+# What file systems say of a file's version: gcsfs, s3fs, http, memory and others.
+_VERSIONS = ("generation", "md5Hash", "ETag", "etag", "LastModified", "mtime", "created")
 _REMOTE_BLOCK = 8 << 20
 _PIECE = 1 << 20
 _SHOWN = 8
@@ -28,6 +30,7 @@ class Location:
         size: bytes where it is stored.
         member: the file in the tar archive that is meant, None if `name` is no `tar://MEMBER::ARCHIVE`.
         identity: equal for the same file under two names, as far as its file system tells.
+        stamp: for JSON; another one when the file has changed, as far as its file system tells.
     """
 
     def __init__(self, name: str | os.PathLike):
@@ -39,10 +42,10 @@ class Location:
                 raise InputError(f"tar://{self.member} names no archive: write tar://MEMBER::ARCHIVE.")
         self._system: Any = None
         if is_remote(name):
-            self._path, self.size, self.identity = self._find_remote(name)
+            self._path, self.size, self.identity, self.stamp = self._find_remote(name)
         else:
             self._path = name = str(Path(_local(name)))
-            self.size, self.identity = _find_local(name)
+            self.size, self.identity, self.stamp = _find_local(name)
         self.name = name
         if self.member is not None:
             self.name, self.identity = f"tar://{self.member}::{name}", (self.identity, self.member)
@@ -57,7 +60,7 @@ class Location:
             return open(self._path, "rb")
         return io.BufferedReader(_Remote(self._system, self._path), _PIECE)  # pyright: ignore[reportReturnType]
 
-    def _find_remote(self, name: str) -> tuple[str, int, Hashable]:
+    def _find_remote(self, name: str) -> tuple[str, int, Hashable, list]:
         self._system, path = _system_of(name)
         try:
             info = self._system.info(path)
@@ -67,7 +70,8 @@ class Location:
             raise InputError(f"{name} is a folder: name the files in it ({name.rstrip('/')}/*.gz takes them all).")
         if info.get("size") is None:
             raise InputError(f"{name}: its server does not tell how long it is; download it first.")
-        return path, int(info["size"]), self._system.unstrip_protocol(path)
+        size = int(info["size"])
+        return path, size, self._system.unstrip_protocol(path), [size, *(str(info[k]) for k in _VERSIONS if k in info)]
 
 
 def is_remote(name: str | os.PathLike) -> bool:
@@ -119,7 +123,7 @@ def _local(name: str) -> str:
     return name[found.end() :] or "/"
 
 
-def _find_local(name: str) -> tuple[int, Hashable]:
+def _find_local(name: str) -> tuple[int, Hashable, list]:
     try:
         found = os.stat(name)
     except (OSError, ValueError) as error:
@@ -127,7 +131,7 @@ def _find_local(name: str) -> tuple[int, Hashable]:
         raise InputError(f"{name} cannot be read ({reason}): check the name.") from error
     if stat.S_ISDIR(found.st_mode):
         raise InputError(f"{name} is a folder: name the files in it ('{name}/*.gz' takes all that end so).")
-    return found.st_size, (found.st_dev, found.st_ino)
+    return found.st_size, (found.st_dev, found.st_ino), [found.st_size, found.st_mtime_ns]
 
 
 def _system_of(name: str) -> tuple[Any, str]:

@@ -340,6 +340,9 @@ def _concatenate(folder: Path, partitions: int) -> None:
             for name, handle in handles.items():
                 handle.write(columns[name].tobytes())
             path.unlink()
+        for handle in handles.values():
+            handle.flush()
+            os.fsync(handle.fileno())
     finally:
         for handle in handles.values():
             handle.close()

@@ -1,5 +1,6 @@
 """Where the families of one ingest come from: tables are joined, sequences are searched, and both are accounted for."""
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,8 +10,9 @@ from typing import Any
 from rich.progress import Progress
 
 from proteinlm.data.hmm import ProfileFile, Searched, read_profiles, search_buckets
+from proteinlm.data.locations import Location, expand
 from proteinlm.data.pfam import SHOWN
-from proteinlm.data.pfam_join import BadRow, TableFile, join_tables
+from proteinlm.data.pfam_join import INDEX, BadRow, TableFile, join_tables
 from proteinlm.data.pfam_table import FamilyTables, Mismatch
 from proteinlm.data.processes import Submit
 
@@ -68,12 +70,33 @@ class FamilySources:
         """
         if self.profile_paths:
             self.profiles = read_profiles(self.profile_paths, self.work)
-        if self.paths:
+        if self.paths and not (self.work / "families" / INDEX).exists():
             bar = self.progress.add_task("families", total=1.0, detail="")
             join_tables(
                 self.paths, self.work / "families", submit, lambda share: self.progress.update(bar, completed=share)
             )
+        if self.paths:
             self.files = FamilyTables(self.work / "families").files
+
+    def inputs(self) -> dict[str, Any]:
+        """Return which files these are, for the marker of the ingest."""
+        kinds = (("table", self.paths), ("profiles", self.profile_paths))
+        return {f"{kind} {name}": Location(name).stamp for kind, paths in kinds for name in expand(paths)}
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` needs, for JSON."""
+        path = self.output / FAMILY_REJECTS
+        size = path.stat().st_size if self.mismatched else 0
+        return {"sources": dict(self.sources), "mismatched": self.mismatched, "rejects_bytes": size}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state: forget what was taken after it."""
+        self.sources, self.mismatched = Counter(state["sources"]), state["mismatched"]
+        path = self.output / FAMILY_REJECTS
+        if self.mismatched:
+            os.truncate(path, state["rejects_bytes"])
+        else:
+            path.unlink(missing_ok=True)
 
     def take(self, path: str, sources: Counter, mismatches: Sequence[Mismatch]) -> None:
         """Account for the records of one block of the file `path`."""

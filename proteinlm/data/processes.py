@@ -1,6 +1,7 @@
 """The processes of the local engine: what each one holds, how tasks reach it, how it ends."""
 
 import contextlib
+import fcntl
 import functools
 import multiprocessing
 import os
@@ -17,7 +18,10 @@ from proteinlm.data import hmm, stages
 from proteinlm.data.pfam_join import INDEX, SortTask, TableResult, TableTask, sort_partition, spill_rows
 from proteinlm.data.pfam_table import FamilyTables
 from proteinlm.data.sources import Block
+from proteinlm.data.spill import cut_bucket
 from proteinlm.data.splits import SplitsConfig
+
+_LOCK = "processes.lock"
 
 
 class Worker:
@@ -49,9 +53,15 @@ class Worker:
         """Sort a partition of the tables of families."""
         return sort_partition(task)
 
-    def map(self, block: Block) -> stages.MapResult:
-        """Parse a block."""
-        return stages.map_block(block, self.work, self.num_buckets, self.tables, str(os.getpid()))
+    def cut(self, task: tuple[int, int]) -> None:
+        """Take out of a bucket what a killed run has left of a source and of later ones."""
+        bucket, source = task
+        cut_bucket(self.work, bucket, source)
+
+    def map(self, task: tuple[int, Block]) -> stages.MapResult:
+        """Parse a block of source number so and so."""
+        source, block = task
+        return stages.map_block(block, self.work, self.num_buckets, self.tables, str(os.getpid()), source)
 
     def choose(self, task: tuple[int, bool]) -> hmm.Chosen:
         """Choose what is searched in a bucket."""
@@ -74,16 +84,27 @@ class Worker:
 
 
 _worker: Worker | None = None
+_held: Any = None
 
 
-def _start_worker(*arguments: Any) -> None:
-    global _worker
+def _start_worker(work: Path, *arguments: Any) -> None:
+    global _worker, _held
     # Ctrl-C reaches every process of the terminal; the first one decides what to do about it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _worker = Worker(*arguments)
+    _held = open(work / _LOCK, "a")  # noqa: SIM115 (as long as the process lives)
+    fcntl.flock(_held, fcntl.LOCK_SH)
+    _worker = Worker(work, *arguments)
     parent = multiprocessing.parent_process()
     if parent is not None:
+        if connection.wait([parent.sentinel], 0):
+            os._exit(1)
         threading.Thread(target=_leave_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def wait_for_processes(work: Path) -> None:
+    """Wait for the processes of an ingest that was killed; they end with it, after what they are writing."""
+    with open(work / _LOCK, "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def _leave_with(sentinel: int) -> None:

@@ -63,6 +63,11 @@ class SourceFile:
         return self._location.identity
 
     @property
+    def stamp(self) -> list:
+        """Size and version, for JSON; another one when the file has changed, as far as its file system tells."""
+        return self._location.stamp
+
+    @property
     def text_size(self) -> int:
         """About how many bytes of text the file holds: packed sequences are four to five times as long."""
         return self.size * (5 if self.path.endswith((".gz", ".zst")) else 1)

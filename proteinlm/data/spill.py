@@ -1,11 +1,12 @@
 """Records on disk between the steps of ingest: columns, in buckets by the first bytes of the digest.
 
-A file is a row of chunks; a chunk is a header (number of records, bytes of each column) and its columns, one
-after another. Each worker process has its own file in each bucket, so that none waits for another. All of it
-is scratch of one run and one machine.
+A file is a row of chunks; a chunk is a header (number of records, number of their source, bytes of each column) and
+its columns, one after another. Each worker process has its own file in each bucket, so that none waits for another,
+and in each file sources are in order. All of it is scratch of one ingest and one machine.
 """
 
 import os
+import shutil
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from proteinlm.data.splits import digest
 from proteinlm.data.uniprot import Record
 
 NO_TAXON = -1
-_HEADER = struct.Struct("<7Q")
+_HEADER = struct.Struct("<8Q")
 
 
 def bucket_folder(work: Path, bucket: int) -> Path:
@@ -87,8 +88,8 @@ def bucket_codes(high: np.ndarray, num_buckets: int) -> np.ndarray:
     return (high >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(high), np.int64)
 
 
-def spill(records: Columns, sequences: list[bytes], work: Path, num_buckets: int, writer: str) -> None:
-    """Append records to the files of their buckets."""
+def spill(records: Columns, sequences: list[bytes], work: Path, num_buckets: int, writer: str, source: int = 0) -> None:
+    """Append records of source number `source` to the files of their buckets."""
     codes = bucket_codes(numbers(records.digests)[:, 0], num_buckets)
     order = np.argsort(codes, kind="stable")
     edges = np.searchsorted(codes[order], np.arange(num_buckets + 1))
@@ -104,7 +105,7 @@ def spill(records: Columns, sequences: list[bytes], work: Path, num_buckets: int
             b"\n".join([records.families[i] for i in picked]),
             b"".join([sequences[i] for i in picked]),
         )
-        header = _HEADER.pack(len(picked), *(len(part) for part in parts[1:]))
+        header = _HEADER.pack(len(picked), source, *(len(part) for part in parts[1:]))
         with open(bucket_folder(work, bucket) / writer, "ab") as handle:
             handle.write(header + b"".join(parts))
 
@@ -112,7 +113,7 @@ def spill(records: Columns, sequences: list[bytes], work: Path, num_buckets: int
 def _chunks(path: Path) -> Iterator[tuple[int, list[bytes]]]:
     with open(path, "rb") as handle:
         while header := handle.read(_HEADER.size):
-            count, *sizes = _HEADER.unpack(header)
+            count, _, *sizes = _HEADER.unpack(header)
             yield count, [handle.read(size) for size in (16 * count, *sizes)]
 
 
@@ -136,9 +137,24 @@ def read_bucket(work: Path, bucket: int) -> Columns:
     )
 
 
+def cut_bucket(work: Path, bucket: int, source: int) -> None:
+    """Take the records of source number `source` and of later ones out of a bucket, and a chunk that is not whole."""
+    folder = bucket_folder(work, bucket)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        with open(path, "r+b") as handle:
+            size = os.fstat(handle.fileno()).st_size
+            end = 0
+            while len(header := handle.read(_HEADER.size)) == _HEADER.size:
+                count, number, *sizes = _HEADER.unpack(header)
+                stop = end + _HEADER.size + 16 * count + sum(sizes)
+                # No chunk is without records: after a power cut there may be zeros.
+                if not count or number >= source or stop > size:
+                    break
+                end = handle.seek(stop)
+            handle.truncate(end)
+
+
 def drop_bucket(work: Path, bucket: int) -> None:
     """Give a bucket's disk space back."""
-    folder = bucket_folder(work, bucket)
-    for path in folder.iterdir():
-        os.unlink(path)
-    folder.rmdir()
+    shutil.rmtree(bucket_folder(work, bucket), ignore_errors=True)

@@ -11,12 +11,14 @@ process.
 import errno
 import functools
 import hashlib
+import json
 import os
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,12 +29,13 @@ from proteinlm.data.dataset import MANIFEST, MANIFEST_SCHEMA, RECORD_OPTIONS, en
 from proteinlm.data.hmm import add_found
 from proteinlm.data.pfam_table import FamilyTables, Mismatch, own_families
 from proteinlm.data.sources import Block
-from proteinlm.data.spill import NO_TAXON, Columns, columns, drop_bucket, numbers, read_bucket, spill
+from proteinlm.data.spill import NO_TAXON, Columns, columns, numbers, read_bucket, spill
 from proteinlm.data.splits import SPLITS, SplitsConfig, merge, split_codes
 from proteinlm.data.statistics import SplitStatistics, count_residues
 from proteinlm.data.uniprot import Record, Reject, parse
 
 _ROW_GROUP = 1 << 17
+_RESULT = "result.json"
 
 
 class MapResult(NamedTuple):
@@ -51,7 +54,9 @@ class MapResult(NamedTuple):
     mismatches: list[Mismatch]
 
 
-def map_block(block: Block, work: Path, num_buckets: int, tables: FamilyTables | None, writer: str) -> MapResult:
+def map_block(
+    block: Block, work: Path, num_buckets: int, tables: FamilyTables | None, writer: str, source: int = 0
+) -> MapResult:
     """Parse a block and append its records to the buckets.
 
     Args:
@@ -60,13 +65,14 @@ def map_block(block: Block, work: Path, num_buckets: int, tables: FamilyTables |
         num_buckets: a power of two.
         tables: of families to add, if there are any.
         writer: name of the file in each bucket, the process's own.
+        source: number of the block's source.
     """
     parsed = parse(block)
     if not parsed.records:
         return MapResult(parsed.number, 0, parsed.rejects, Counter(), [])
     joined = own_families(parsed.records) if tables is None else tables.add(parsed.records)
     made, sequences = columns(parsed.records, joined.families)
-    spill(made, sequences, work, num_buckets, writer)
+    spill(made, sequences, work, num_buckets, writer, source)
     return MapResult(parsed.number, len(parsed.records), parsed.rejects, joined.sources, joined.mismatches)
 
 
@@ -93,6 +99,16 @@ class ReduceResult:
             self.example_bytes[split] = self.example_bytes.get(split, 0) + other.example_bytes[split]
         self.held_out.update(other.held_out)
         self.with_families += other.with_families
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `of_json` reads."""
+        return {**vars(self), "statistics": {split: s.to_json() for split, s in self.statistics.items()}}
+
+    @classmethod
+    def of_json(cls, fields: dict[str, Any]) -> "ReduceResult":
+        """Read what `to_json` and JSON made of one."""
+        statistics = {split: SplitStatistics.from_json(s) for split, s in fields["statistics"].items()}
+        return cls(statistics, fields["example_bytes"], Counter(fields["held_out"]), fields["with_families"])
 
 
 @dataclass(frozen=True)
@@ -140,7 +156,7 @@ def _record(columns: Columns, row: int) -> Record:
 
 
 def reduce_bucket(bucket: int, work: Path, config: SplitsConfig) -> ReduceResult:
-    """Make copies one record, split, write examples and manifest rows; drop the bucket."""
+    """Make copies one record, split, write examples and manifest rows."""
     columns = read_bucket(work, bucket)
     keys = numbers(columns.digests)
     order = np.lexsort((keys[:, 1], keys[:, 0]))
@@ -157,6 +173,8 @@ def reduce_bucket(bucket: int, work: Path, config: SplitsConfig) -> ReduceResult
     for families in filter(None, met):
         result.held_out.update(family.decode() for family in families)
     folder = reduced_folder(work, bucket)
+    # What a killed process has left.
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for code, split in enumerate(SPLITS):
         places = np.flatnonzero(codes == code)
@@ -174,8 +192,13 @@ def reduce_bucket(bucket: int, work: Path, config: SplitsConfig) -> ReduceResult
             digests = columns.digests[rows]
             result.example_bytes[split] = _write_examples(folder / split, unique, places, digests, sequences)
             _write_rows(folder / f"{split}.arrow", split, unique, places, digests, lengths)
-    drop_bucket(work, bucket)
+    (folder / _RESULT).write_text(json.dumps(result.to_json()))
     return result
+
+
+def reduced_before(bucket: int, work: Path) -> ReduceResult:
+    """Return what `reduce_bucket` has returned for a bucket."""
+    return ReduceResult.of_json(json.loads((reduced_folder(work, bucket) / _RESULT).read_text()))
 
 
 def reduced_folder(work: Path, bucket: int) -> Path:

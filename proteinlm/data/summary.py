@@ -29,6 +29,7 @@ class Summary:
         mismatched: records of which a family table knows another version; its families were left out.
         searched: what a search with profiles did, None without one.
         warnings: sentences for the user.
+        taken_up: what an ingest that was stopped had finished, in words; empty if there was none.
         seconds: wall time of each phase: families, map, search (if there is one), reduce, write.
     """
 
@@ -44,6 +45,7 @@ class Summary:
     mismatched: int = 0
     searched: Searched | None = None
     warnings: list[str] = field(default_factory=list)
+    taken_up: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -89,5 +91,10 @@ class Summary:
             say(f"warning: {warning}")
         total = sum(self.seconds.values())
         shares = ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in self.seconds.items())
-        say(f"{total:.1f} s, {self.records / total:,.0f} records/s ({shares})")
+        rate = (
+            f"after one that was stopped: {self.taken_up}"
+            if self.taken_up
+            else f"{self.records / total:,.0f} records/s"
+        )
+        say(f"{total:.1f} s, {rate} ({shares})")
         say(f"the dataset is in {self.output}")
