@@ -1,7 +1,10 @@
+import errno
+import os
+
 import pytest
 
 from proteinlm.errors import InputError
-from proteinlm.files import empty_folder, whole_file
+from proteinlm.files import empty_folder, sync, sync_file_system, whole_file
 
 
 def fail_in_the_middle(path):
@@ -26,6 +29,33 @@ def test_an_old_file_survives_a_failed_writing(tmp_path):
     path.write_text("old")
     fail_in_the_middle(path)
     assert path.read_text() == "old"
+
+
+def test_files_and_names_reach_the_disk(tmp_path, monkeypatch):
+    (tmp_path / "x").write_text("x")
+    reached = []
+    monkeypatch.setattr(os, "fsync", lambda number: reached.append(os.readlink(f"/proc/self/fd/{number}")))
+    sync(tmp_path / "x")
+    sync(tmp_path)
+    assert reached == [str(tmp_path / "x"), str(tmp_path)]
+
+
+def test_a_whole_file_system_reaches_its_disk(tmp_path, monkeypatch):
+    sync_file_system(tmp_path)
+    opened = []
+    monkeypatch.setattr(os, "open", lambda path, flags: opened.append(path) or 10_000)
+    monkeypatch.setattr(os, "close", lambda number: None)
+    with pytest.raises(OSError, match="Bad file descriptor") as error:
+        sync_file_system(tmp_path)
+    assert (error.value.errno, opened) == (errno.EBADF, [tmp_path])
+
+
+def test_where_one_file_system_cannot_be_told_all_are_waited_for(tmp_path, monkeypatch):
+    called = []
+    monkeypatch.setattr("proteinlm.files.ctypes.CDLL", lambda *_, **__: object())
+    monkeypatch.setattr(os, "sync", lambda: called.append(True))
+    sync_file_system(tmp_path)
+    assert called == [True]
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path):

@@ -33,26 +33,46 @@ What is wrong
   A record with a letter that is no residue, or with another length or CRC64
   than its entry says, is rejected, counted, and listed in rejects.tsv with its
   number and the reason. A file that is cut short, damaged, named twice or no
-  file of proteins stops the ingest with one sentence. OUTPUT appears whole or
-  not at all.
+  file of proteins stops the ingest with one sentence.
+
+What is stopped
+  OUTPUT appears whole or not at all; .OUTPUT.partial beside it holds what is
+  unfinished. An ingest that was killed, or had no room or memory left, goes on
+  with the same command: sources that were read to their end, sorted buckets and
+  written files are kept, but for the last seconds. With other sources or
+  options it is refused until you remove that folder. Ctrl-C removes it.
+
+What it needs
+  Disk, on that of OUTPUT: about three times the text of the sequences, of which
+  two thirds are given back at the end. Memory does not grow with the sources.
 
 OUTPUT holds
   *.array_record-*, dataset_info.json, features.json   the dataset, for TFDS
-  manifest.parquet   accessions, families, split, length of every sequence
-  statistics.json    counts, lengths and residues of every split
-  provenance.json    files with MD5, release, options, what was rejected
-  rejects.tsv        the records that were not taken
+  manifest.parquet        accessions, families, split, length of every sequence
+  statistics.json         counts, lengths and residues of every split
+  provenance.json         sources and tables with MD5, release, count of rejects
+  rejects.tsv             records that were not taken, and why
+  families_rejects.tsv    proteins of which a table knows another version
 
 Exit status
   0; 2 for what you can mend, after one sentence; 130 after Ctrl-C.
 
 Examples
-  proteinlm ingest sample --output data/sample --valid 0.05 --test 0.1
-  proteinlm ingest uniprot_sprot.dat.gz --output data/sprot
-  proteinlm ingest --release 2019_01 --section trembl --output data/trembl
-  proteinlm ingest 'gs://bucket/uniref50/*.fasta.zst' --families pfam.tsv
-      --output data/uniref50
+  The proteins that come along:
+    proteinlm ingest sample --output data/sample --valid 0.05 --test 0.1
+  Swiss-Prot as downloaded, families from its DR lines:
+    proteinlm ingest uniprot_sprot.dat.gz --output data/sprot
+  The Performer paper's dataset:
+    proteinlm ingest --release 2019_01 --section trembl --output data/trembl
+  UniRef50 in parts, families from Pfam's own table:
+    proteinlm ingest 'gs://bucket/uniref50/*.fasta.zst' --output data/uniref50
+        --families Pfam-A.regions.uniprot.tsv.gz
+  Your own proteins, families by search, two of them held out:
+    proteinlm ingest mine/*.fasta --pfam-hmm Pfam-A.hmm.gz --output data/mine
+        --held-out PF04420,PF03938
 """
+
+_NONE = "(default: none)"
 
 Options = TypeVar("Options", bound=type)
 
@@ -71,16 +91,20 @@ def described(options: Options) -> Options:
 class ReleaseOptions:
     """Download a release of UniProtKB: with resume, checked against the release's own list of MD5 checksums."""
 
-    release: Annotated[str | None, tyro.conf.arg(metavar="current|YYYY_MM")] = None
+    release: Annotated[str | None, tyro.conf.arg(metavar="current|YYYY_MM", help_behavior_hint=_NONE)] = None
     """`current`, or YYYY_MM. UniProt keeps the releases of two years, and the first one of every year (2019_01, the
     one of the Performer paper). What is downloaded is a source beside those that are named."""
-    section: Annotated[tuple[Literal["sprot", "trembl"], ...], tyro.conf.arg(metavar="sprot|trembl ...")] = ()
-    """Part of UniProtKB: sprot (Swiss-Prot), trembl, or both. TrEMBL is some 100 GB."""
+    section: Annotated[
+        tuple[Literal["sprot", "trembl"], ...],
+        tyro.conf.arg(metavar="sprot|trembl ...", help_behavior_hint="(needed with --release)"),
+    ] = ()
+    """Part of UniProtKB: sprot (Swiss-Prot, below 1 GB), trembl (some 100 GB), or both."""
     format: Literal["dat", "fasta"] = "dat"
     """dat: flat file, with Pfam families. fasta: smaller, without; an archived release is one archive of both."""
-    downloads: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Folder that keeps the downloads, so that a broken one goes on and a second ingest asks for nothing;
-    uniprot_downloads beside OUTPUT by default."""
+    downloads: Annotated[
+        Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: uniprot_downloads beside OUTPUT)")
+    ] = None
+    """Folder that keeps the downloads, so that a broken one goes on and a second ingest asks for nothing."""
     release_url: Annotated[str, tyro.conf.arg(metavar="URL")] = "https://ftp.uniprot.org/pub/databases/uniprot"
     """Mirror: the folder that holds current_release. https://ftp.ebi.ac.uk/pub/databases/uniprot and
     https://ftp.expasy.org/databases/uniprot are others; file:///DIR is read where it is."""
@@ -91,14 +115,14 @@ class ReleaseOptions:
 class FamilyOptions:
     """Pfam families of the proteins; those of DR lines in flat files are read without being asked for."""
 
-    families: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILE ...")] = ()
+    families: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILE ...", help_behavior_hint=_NONE)] = ()
     """Tables of families, added to those of DR Pfam lines: accession <tab> PF ids separated by `;`,
     Pfam-A.regions.uniprot.tsv.gz (its CRC64 is checked against the sequence) or protein2ipr.dat.gz, told apart by
     what they hold. They may be larger than memory."""
-    pfam_hmm: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILE ...")] = ()
+    pfam_hmm: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILE ...", help_behavior_hint=_NONE)] = ()
     """Pfam-A.hmm or a part of it: each distinct sequence without a family is searched with gathering cutoffs. Needs
     pyhmmer (pip install 'proteinlm[pfam]'). All of Pfam-A takes about 0.2 core seconds a sequence."""
-    pfam_hmm_all: bool = False
+    pfam_hmm_all: Annotated[bool, tyro.conf.arg(help_behavior_hint="(default: no)")] = False
     """Search the sequences that have a family as well."""
 
 
@@ -107,13 +131,13 @@ class FamilyOptions:
 class SplitOptions:
     """Which proteins are train, valid, test and ood (out of distribution). No sequence is on two sides."""
 
-    held_out: str = "paper"
+    held_out: Annotated[str, tyro.conf.arg(metavar="paper|none|PF00001,...|FILE")] = "paper"
     """Families whose proteins are `ood`: `paper` (the 20 of the Performer paper), `none`, PF ids separated by commas,
-    or a file with one PF id a line."""
-    valid: float = 0.001
-    """Fraction of the other sequences that is put into valid."""
-    test: float = 0.01
-    """Fraction of the other sequences that is put into test."""
+    or a file with one PF id a line (the rest of a line after # is a comment)."""
+    valid: Annotated[float, tyro.conf.arg(metavar="FRACTION")] = 0.001
+    """Fraction, from 0 to 1, of the other sequences that is put into valid."""
+    test: Annotated[float, tyro.conf.arg(metavar="FRACTION")] = 0.01
+    """Fraction, from 0 to 1, of the other sequences that is put into test."""
 
 
 @described
@@ -121,10 +145,10 @@ class SplitOptions:
 class EngineOptions:
     """How the work is done; nothing of this changes the dataset, except into how many files it is cut."""
 
-    workers: int = 0
-    """Processes; 0 means one a core."""
-    shards: int = 0
-    """Files a split is cut into, equal parts in the order of the digests; 0 chooses by size."""
+    workers: Annotated[int, tyro.conf.arg(metavar="N")] = 0
+    """Processes; 0 means one a core, 1 starts none. It may change from one start to the next."""
+    shards: Annotated[int, tyro.conf.arg(metavar="N")] = 0
+    """Files a split is cut into, equal parts in the order of the digests; 0 makes one for each 256 MiB."""
 
 
 @described
@@ -133,13 +157,15 @@ class Ingest:
     """Turn protein sequences into a deduplicated, split dataset."""
 
     output: Annotated[Path, tyro.conf.arg(metavar="OUTPUT")]
-    """Folder to write; it must not exist or be empty."""
-    sources: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[SOURCE ...]")] = ()
+    """Folder to write; it must not exist, or be empty."""
+    sources: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[SOURCE ...]", help_behavior_hint="")
+    ] = ()
     """Files, quoted patterns, gs:// or s3:// URLs, tar://MEMBER::ARCHIVE, or sample. May be left out with --release."""
-    name: str = "proteins"
-    """Name of the dataset, as TFDS shows it."""
-    download: ReleaseOptions = field(default_factory=ReleaseOptions)
-    pfam: FamilyOptions = field(default_factory=FamilyOptions)
+    name: Annotated[str, tyro.conf.arg(metavar="NAME")] = "proteins"
+    """Name of the dataset, as TFDS shows it: small letters, digits and _."""
+    release: ReleaseOptions = field(default_factory=ReleaseOptions)
+    family: FamilyOptions = field(default_factory=FamilyOptions)
     split: SplitOptions = field(default_factory=SplitOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
 
@@ -147,7 +173,11 @@ class Ingest:
 def parse_ingest(arguments: Sequence[str]) -> SimpleNamespace:
     """Return the fields of `Ingest` and of its groups, all on one level, as `ingest_command` takes them."""
     given = tyro.cli(
-        Ingest, args=arguments, prog="proteinlm ingest", description=_PAGE, config=(tyro.conf.OmitArgPrefixes,)
+        Ingest,
+        args=arguments,
+        prog="proteinlm ingest",
+        description=_PAGE,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
     )
     return SimpleNamespace(**_flat(given))
 

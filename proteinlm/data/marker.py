@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from proteinlm.errors import InputError
-from proteinlm.files import sync_file_system, whole_file
+from proteinlm.files import sync, sync_file_system, whole_file
 
 SAVE_SECONDS = 10.0
 """Of work between two markers."""
@@ -61,6 +61,8 @@ class Marker:
             sync_file_system(self._path.parent)
         with whole_file(self._path) as handle:
             json.dump({"inputs": self._inputs, "state": self.state}, handle)
+        # What is removed next must not be missed by an older marker.
+        sync(self._path.parent)
         self._saved = time.monotonic()
 
     def note(self, **finished: Any) -> bool:

@@ -24,10 +24,12 @@ def test_each_option_is_explained_and_the_page_fits_a_terminal(capsys, monkeypat
     assert left.value.code == 0
     page = capsys.readouterr().out
     assert max(map(len, page.splitlines())) <= 80
-    for heading in ("Sources", "What is wrong", "Exit status", "Examples"):
+    for heading in ("Sources", "What is wrong", "What is stopped", "What it needs", "Exit status", "Examples"):
         assert f"\n\n{heading}\n  " in page
     for name in vars(parse_ingest(["a", "--output", "x"])):
         assert name == "sources" or f"--{name.replace('_', '-')}" in page
+    assert "(default: )" not in page
+    assert "None" not in page
     # One paragraph for each option, without the line breaks of the source.
     assert "2019_01" in page
     assert "    " not in " ".join(page.split())

@@ -1,4 +1,6 @@
 import gzip
+import json
+import os
 import sys
 
 import fsspec
@@ -37,6 +39,19 @@ def test_a_local_file_by_path_and_by_url(tmp_path, monkeypatch):
         assert place.size == len(TEXT)
         with place.open() as handle:
             assert handle.read() == TEXT
+
+
+def test_another_version_has_another_stamp(tmp_path, memory):
+    make(tmp_path, "a")
+    first = Location(tmp_path / "a").stamp
+    assert Location(f"tar://x::{tmp_path}/a").stamp == Location(tmp_path / "a").stamp == first
+    os.utime(tmp_path / "a", ns=(5, 5))
+    assert Location(tmp_path / "a").stamp == [len(TEXT), 5]
+    remote = Location("memory://up/a.fasta").stamp
+    assert remote == Location("memory://up/a.fasta").stamp
+    memory.pipe({"/up/a.fasta": TEXT})
+    assert Location("memory://up/a.fasta").stamp != remote
+    assert json.loads(json.dumps(remote)) == remote
 
 
 def test_a_link_is_the_file(tmp_path):
