@@ -170,6 +170,7 @@ def join_tables(
     # Which rows are asked for; every process marks them in the same bytes.
     with open(folder / USED, "wb") as handle:
         handle.truncate(sum(counts))
+        os.fsync(handle.fileno())
     index = {"partitions": partitions, "width": width, "rows": sum(counts), "files": [asdict(file) for file in files]}
     with whole_file(folder / INDEX) as handle:
         json.dump(index, handle)

@@ -1,17 +1,19 @@
 """Ingests that are killed and started again: byte for byte the dataset of one that was not, and little done twice."""
 
 import json
+import multiprocessing
 import os
 import random
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from proteinlm.data import local_engine, marker, stages
+from proteinlm.data import hmm, local_engine, marker, stages
 from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
 from proteinlm.data.splits import SplitsConfig
 from proteinlm.errors import InputError
@@ -97,6 +99,69 @@ def test_killed_with_processes(tmp_path):
     assert process.returncode == 0, told
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert "going on with an ingest that was stopped: 2 of 2 sources were read" in told[-1]
+
+
+def test_a_worker_that_is_killed_costs_nothing_that_is_finished(tmp_path, monkeypatch):
+    """As by a system that is out of memory; the same command goes on, with one process this time."""
+    halves_of_the_sample(tmp_path)
+    monkeypatch.setattr(marker, "SAVE_SECONDS", 0.0)
+    fields = {"families": (SAMPLE / "pfam.tsv.gz",), "bucket_bytes": 50_000}
+    sources = sorted(tmp_path.glob("*.fasta"))
+
+    def kill():
+        while "reduced" not in state_of(tmp_path):
+            time.sleep(0.001)
+        multiprocessing.active_children()[0].kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(InputError, match=r"fewer workers.*kept in .*\.out\.partial: the same command goes on"):
+        ingest(sources, tmp_path / "out", IngestConfig(**fields, workers=2))
+    killer.join()
+    summary = ingest(sources, tmp_path / "out", IngestConfig(**fields, workers=1))
+    assert "2 of 2 sources were read" in summary.taken_up
+    ingest(sources, tmp_path / "whole", IngestConfig(**fields, workers=1))
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_pieces_that_were_searched_are_not_searched_again(tmp_path, stopped, monkeypatch):
+    pyhmmer = pytest.importorskip("pyhmmer", reason="needs the extra `pfam`")
+    amino = pyhmmer.easel.Alphabet.amino()
+    sequence = (tmp_path / "b.fasta").read_text().split()[1]
+    query = pyhmmer.easel.TextSequence(name=b"K", sequence=sequence).digitize(amino)
+    profile, _, _ = pyhmmer.plan7.Builder(amino).build(query, pyhmmer.plan7.Background(amino))
+    profile.accession = b"PF00014.1"
+    profile.cutoffs.gathering = (10.0, 10.0)
+    with open(tmp_path / "x.hmm", "wb") as handle:
+        profile.write(handle)
+    profiles = (tmp_path / "x.hmm",)
+    again(tmp_path, profiles=profiles)
+    (tmp_path / "out").rename(tmp_path / "whole")
+    calls = []
+    search = hmm.search
+
+    def counted(*arguments):
+        calls.append(arguments)
+        if len(calls) == 4:
+            raise Stop
+        return search(*arguments)
+
+    monkeypatch.setattr(hmm, "search", counted)
+    with monkeypatch.context() as patch:
+        patch.setattr("proteinlm.data.ingest._may_pass", lambda error: True)
+        with pytest.raises(Stop):
+            again(tmp_path, profiles=profiles)
+    summary = again(tmp_path, profiles=profiles)
+    assert len(calls) == 4 + 8 - 3
+    assert summary.searched is not None
+    assert summary.searched.found >= 1
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    # Once all are searched and a bucket is reduced, nothing of the search is done again.
+    (tmp_path / "out").rename(tmp_path / "first")
+    stopped(profiles=profiles)
+    del calls[:]
+    assert again(tmp_path, profiles=profiles).searched == summary.searched
+    assert calls == []
 
 
 def state_of(place):
