@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tensorflow_datasets.proto import tf_example_pb2
 
 from proteinlm.data import alphabet
-from proteinlm.data.dataset import MANIFEST, MANIFEST_SCHEMA, ProteinDataset, encode_example
+from proteinlm.data.dataset import MANIFEST, MANIFEST_SCHEMA, ProteinDataset, decode_sequence, encode_example
 from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
 from proteinlm.data.splits import SPLITS, SplitsConfig, digest
 from proteinlm.data.uniprot import read_records
@@ -50,10 +50,24 @@ def test_examples_are_protobufs_own_bytes(accession, value, families, sequence):
     )
 
 
-def test_long_sequences_are_examples_too():
-    sequence = b"ACDEFGHIKL" * 4000
-    example = tf_example_pb2.Example.FromString(encode_example(b"P1", bytes(16), b"", sequence))
-    assert example.features.feature["sequence"].bytes_list.value[0] == sequence
+@pytest.mark.parametrize("length", [1, 117, 118, 121, 122, 123, 124, 125, 127, 128, 16376, 16384, 40_000, 1 << 21])
+def test_sequences_of_any_length_are_read_back(length):
+    sequence = b"ACDEFGHIKLMNPQRSTVWYBZXOU" * (1 + length // 25)
+    example = encode_example(b"P1", bytes(16), b"PF00001", sequence[:length])
+    assert tf_example_pb2.Example.FromString(example).features.feature["sequence"].bytes_list.value[0] == (
+        decode_sequence(example)
+    ) == sequence[:length]  # fmt: skip
+
+
+@given(ASCII, st.text(alphabet.RESIDUES, min_size=1, max_size=200).map(str.encode), st.permutations(range(4)))
+def test_examples_in_another_order_are_read_too(accession, sequence, order):
+    fields = [("accession", accession), ("digest", b"0" * 32), ("families", b"sequence"), ("sequence", sequence)]
+    written = b""
+    for i in order:
+        example = tf_example_pb2.Example()
+        example.features.feature[fields[i][0]].bytes_list.value.append(fields[i][1])
+        written += example.SerializeToString()  # messages one after another are one message, their maps united
+    assert decode_sequence(written) == sequence
 
 
 def test_every_sequence_is_there_once(dataset):
