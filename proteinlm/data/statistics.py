@@ -1,5 +1,10 @@
-"""What a dataset holds: the paper's Table 1, amino-acid frequencies, the baseline that knows only those."""
+"""What a dataset holds: the paper's Table 1, amino acids, families, the baseline that knows only frequencies.
 
+All of it follows from sums that one pass makes: sequences of each length, residues of each kind, sequences of each
+family. Medians are exact, and the sums of two parts of a split add up to those of the whole.
+"""
+
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +14,9 @@ import pandas as pd
 from rich.table import Table
 
 from proteinlm.data import alphabet
+
+CONCAT_LENGTH = 8192
+"""Tokens of a window of the paper's concatenated form."""
 
 
 def count_residues(sequences: Iterable[bytes]) -> np.ndarray:
@@ -29,10 +37,14 @@ class SplitStatistics:
         lengths: number of sequences of each length in residues, from which every row of Table 1 follows
             exactly.
         residues: int64 [25], counts in the order of `alphabet.RESIDUES`.
+        families: number of sequences that have each family.
+        with_families: number of sequences that have any.
     """
 
     lengths: dict[int, int] = field(default_factory=dict)
     residues: np.ndarray = field(default_factory=lambda: np.zeros(alphabet.NUM_RESIDUES, np.int64))
+    families: dict[str, int] = field(default_factory=dict)
+    with_families: int = 0
 
     def add(self, lengths: np.ndarray, residues: np.ndarray) -> None:
         """Add sequences: their lengths, int [n], and their residue counts, int64 [25]."""
@@ -41,11 +53,23 @@ class SplitStatistics:
             self.lengths[value] = self.lengths.get(value, 0) + count
         self.residues = self.residues + residues
 
+    def add_families(self, families: Iterable[bytes]) -> None:
+        """Add the families of sequences: of each, the ids joined by `;`, or nothing."""
+        # Few texts are different: most proteins of a family have the same domains.
+        for text, count in Counter(families).items():
+            if text:
+                self.with_families += count
+                for family in set(text.decode().split(";")):
+                    self.families[family] = self.families.get(family, 0) + count
+
     def update(self, other: "SplitStatistics") -> None:
         """Add the sums of other sequences."""
         for value, count in other.lengths.items():
             self.lengths[value] = self.lengths.get(value, 0) + count
         self.residues = self.residues + other.residues
+        for family, count in other.families.items():
+            self.families[family] = self.families.get(family, 0) + count
+        self.with_families += other.with_families
 
     @property
     def count(self) -> int:
@@ -61,7 +85,7 @@ class SplitStatistics:
         """Return count, and min, max, mean, std (population) and median of the lengths; NaN for none."""
         n = self.count
         if not n:
-            return {"count": 0, **dict.fromkeys(("min", "max", "mean", "std", "median"), float("nan"))}
+            return _row(0)
         # Whole numbers of any size: the mean and the variance round once, at the end.
         total = self.num_residues
         squares = sum(value * value * count for value, count in self.lengths.items())
@@ -86,42 +110,91 @@ class SplitStatistics:
         """Return how many whole windows of `length` tokens the sequences make, <eos> after each."""
         return (self.num_residues + self.count) // length
 
+    def concat_row(self, length: int = CONCAT_LENGTH) -> dict[str, float]:
+        """Return the row of Table 1 for whole windows of `length` tokens: all are that long."""
+        count = self.windows(length)
+        return _row(count, min=length, max=length, mean=length, std=0, median=length) if count else _row(0)
+
     def to_json(self) -> dict[str, Any]:
         """Return what statistics.json holds for a split."""
         row = {name: None if value != value else value for name, value in self.row().items()}
         residues = dict(zip(alphabet.RESIDUES, self.residues.tolist(), strict=True))
-        return {**row, "residues": residues, "lengths": [list(pair) for pair in sorted(self.lengths.items())]}
+        return {
+            **row,
+            "residues": residues,
+            "lengths": [list(pair) for pair in sorted(self.lengths.items())],
+            "with_families": self.with_families,
+            "families": dict(sorted(self.families.items())),
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "SplitStatistics":
         """Read what `to_json` wrote."""
         residues = np.array([data["residues"][letter] for letter in alphabet.RESIDUES], np.int64)
-        return cls({int(value): int(count) for value, count in data["lengths"]}, residues)
+        lengths = {int(value): int(count) for value, count in data["lengths"]}
+        # Older datasets lack the families; only a datasheet, made by ingest itself, needs them.
+        return cls(lengths, residues, dict(data.get("families", {})), int(data.get("with_families", 0)))
+
+
+def _row(count: int, **figures: float) -> dict[str, float]:
+    """Return a row of Table 1; without figures, NaN for each."""
+    names = ("min", "max", "mean", "std", "median")
+    return {"count": count, **(figures or dict.fromkeys(names, float("nan")))}
 
 
 def table(statistics: Mapping[str, SplitStatistics]) -> pd.DataFrame:
     """Return Table 1: one row a split, columns count, min, max, mean, std, median (residues)."""
-    frame = pd.DataFrame.from_dict({split: s.row() for split, s in statistics.items()}, orient="index")
+    return _frame({split: s.row() for split, s in statistics.items()})
+
+
+def concat_table(statistics: Mapping[str, SplitStatistics], length: int = CONCAT_LENGTH) -> pd.DataFrame:
+    """Return Table 1 of the concatenated form: whole windows of `length` tokens, <eos> after each sequence."""
+    return _frame({split: s.concat_row(length) for split, s in statistics.items()})
+
+
+def _frame(rows: dict[str, dict[str, float]]) -> pd.DataFrame:
+    frame = pd.DataFrame.from_dict(rows, orient="index")
     frame["count"] = frame["count"].astype(np.int64)
     return frame.rename_axis("split")
 
 
-def concat_table(statistics: Mapping[str, SplitStatistics], length: int) -> pd.DataFrame:
-    """Return how many windows of `length` tokens each split makes, as in the paper's Table 1."""
-    rows = {split: {"count": s.windows(length), "length": length} for split, s in statistics.items()}
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("split")
+def table_1(statistics: Mapping[str, SplitStatistics], *, concat_length: int | None = None) -> pd.DataFrame:
+    """Return the paper's Table 1 as text: the split in the first column, "-" where an empty one has no figure.
 
-
-def table_1(statistics: Mapping[str, SplitStatistics]) -> pd.DataFrame:
-    """Return the paper's Table 1 as text: the split in the first column, "-" where an empty one has no figure."""
+    Args:
+        statistics: of each split.
+        concat_length: adds a row a split for its concatenated form, windows of so many tokens.
+    """
+    rows = [(split, s.row()) for split, s in statistics.items()]
+    if concat_length is not None:
+        rows += [(f"{split}, concatenated", s.concat_row(concat_length)) for split, s in statistics.items()]
     whole, exact = "{:,.0f}".format, "{:,.2f}".format
-    rows = []
-    for split, s in statistics.items():
-        row = s.row()
-        formats = (whole, whole, whole, exact, exact, "{:,.10g}".format)
-        cells = ["-" if value != value else show(value) for value, show in zip(row.values(), formats, strict=True)]
-        rows.append([split, *cells])
-    return pd.DataFrame(rows, columns=["split", *SplitStatistics().row()])
+    formats = (whole, whole, whole, exact, exact, "{:,.10g}".format)
+    cells = [
+        [name, *("-" if value != value else show(value) for value, show in zip(row.values(), formats, strict=True))]
+        for name, row in rows
+    ]
+    return pd.DataFrame(cells, columns=["split", *_row(0)])
+
+
+def family_table(statistics: Mapping[str, SplitStatistics]) -> pd.DataFrame:
+    """Return the families of each split: one row a split.
+
+    Columns: sequences; with_families, those that have any; families, different ones; largest, sequences of the most
+    frequent one, 0 for none; not_in_train, families that no sequence of train has.
+    """
+    seen = statistics["train"].families.keys() if "train" in statistics else {}.keys()
+    rows = {
+        split: {
+            "sequences": s.count,
+            "with_families": s.with_families,
+            "families": len(s.families),
+            "largest": max(s.families.values(), default=0),
+            "not_in_train": len(s.families.keys() - seen),
+        }
+        for split, s in statistics.items()
+    }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("split")
 
 
 def frequencies(statistics: Mapping[str, SplitStatistics]) -> pd.DataFrame:

@@ -15,9 +15,11 @@ from proteinlm.data.statistics import (
     SplitStatistics,
     concat_table,
     count_residues,
+    family_table,
     frequencies,
     render,
     table,
+    table_1,
 )
 from proteinlm.data.uniprot import read_records
 
@@ -40,11 +42,21 @@ def test_rows_are_exact(lengths):
     assert row["std"] == pytest.approx(exact.pstdev(lengths), abs=1e-9)
 
 
-@given(st.lists(st.text(alphabet.RESIDUES, min_size=1).map(str.encode), max_size=8), st.integers(0, 8))
-def test_sums_add_up_in_any_order_and_survive_json(sequences, cut):
-    whole = of(*sequences)
-    parts = of(*sequences[cut:])
-    parts.update(of(*sequences[:cut]))
+FAMILIES = st.lists(st.sampled_from(["PF00001", "PF00002", "PF00003"]), unique=True).map(";".join).map(str.encode)
+
+
+@given(
+    st.lists(st.tuples(st.text(alphabet.RESIDUES, min_size=1).map(str.encode), FAMILIES), max_size=8), st.integers(0, 8)
+)
+def test_sums_add_up_in_any_order_and_survive_json(records, cut):
+    def counted(part):
+        made = of(*(sequence for sequence, _ in part))
+        made.add_families(families for _, families in part)
+        return made
+
+    sequences = [sequence for sequence, _ in records]
+    whole, parts = counted(records), counted(records[cut:])
+    parts.update(counted(records[:cut]))
     assert parts.to_json() == whole.to_json()
     assert SplitStatistics.from_json(whole.to_json()).to_json() == whole.to_json()
     assert [int(n) for n in whole.residues] == [b"".join(sequences).decode().count(x) for x in alphabet.RESIDUES]
@@ -59,7 +71,47 @@ def test_counting_in_pieces():
 def test_windows_have_an_eos_after_each_protein():
     assert of(b"AAA", b"AAAA").windows(3) == 3
     assert of(b"AAA", b"AAAA").windows(10) == 0
-    assert concat_table({"train": of(b"AAA", b"AAAA")}, 9).loc["train"].tolist() == [1, 9]
+    frame = concat_table({"train": of(b"AAA", b"AAAA"), "ood": of(b"A")}, 9)
+    assert frame.loc["train"].tolist() == [1, 9, 9, 9, 0, 9]
+    assert frame.loc["ood", "count"] == 0
+    assert frame.loc["ood"].isna().sum() == 5
+
+
+@pytest.mark.parametrize(("count", "mean", "published"), [(104_863_744, 353.09, 4_532_224), (102_400, 353.62, 4_096)])
+def test_windows_as_the_paper_counts_them(count, mean, published):
+    """Table 1 of the Performer paper: both forms agree with one <eos> a sequence and whole multiples of 512."""
+    residues = round(count * mean)
+    lengths = {residues // count: count - residues % count, residues // count + 1: residues % count}
+    assert SplitStatistics(lengths).num_residues == residues
+    # Residues are known to half a hundredth a sequence.
+    doubt = round(count * 0.005 / 8192) + 1
+    windows = SplitStatistics(lengths).windows(8192)
+    assert (windows - doubt) // 512 * 512 == (windows + doubt) // 512 * 512 == published
+
+
+def test_families_by_split():
+    train, ood = of(b"AA", b"AC", b"AD", b"AE"), of(b"C")
+    train.add_families([b"PF00001;PF00002", b"PF00001", b"", b"PF00001;PF00001"])
+    ood.add_families([b"PF00002;PF00003"])
+    assert train.families == {"PF00001": 3, "PF00002": 1}
+    frame = family_table({"train": train, "valid": of(), "ood": ood})
+    assert frame.loc["train"].to_dict() == {
+        "sequences": 4, "with_families": 3, "families": 2, "largest": 3, "not_in_train": 0,
+    }  # fmt: skip
+    assert frame.loc["valid"].tolist() == [0, 0, 0, 0, 0]
+    assert frame.loc["ood"].tolist() == [1, 1, 2, 1, 1]
+
+
+def test_table_1_as_text():
+    train = of(b"AAAA", b"A" * 1231)
+    frame = table_1({"train": train, "ood": of()}, concat_length=100)
+    assert frame.to_numpy().tolist() == [
+        ["train", "2", "4", "1,231", "617.50", "613.50", "617.5"],
+        ["ood", "0", "-", "-", "-", "-", "-"],
+        ["train, concatenated", "12", "100", "100", "100.00", "0.00", "100"],
+        ["ood, concatenated", "0", "-", "-", "-", "-", "-"],
+    ]
+    assert len(table_1({"train": train})) == 1
 
 
 def test_table_with_an_empty_split():

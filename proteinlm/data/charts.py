@@ -1,0 +1,163 @@
+"""Figures of what a dataset holds: amino acids coloured by class, lengths, families.
+
+Each function takes the statistics of the splits and returns a Figure in the style of proteinlm/figures.py.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from proteinlm.data import alphabet
+from proteinlm.data.statistics import SplitStatistics
+from proteinlm.figures import PAGE, PALETTE, style
+
+CLASSES = {
+    "aliphatic": ("AGILPV", "#BBBBBB"),
+    "acidic": ("DE", PALETTE[1]),
+    "small hydroxy": ("ST", PALETTE[2]),
+    "basic": ("HKR", PALETTE[0]),
+    "aromatic": ("FWY", PALETTE[6]),
+    "amide": ("NQ", PALETTE[5]),
+    "sulfur": ("CM", PALETTE[7]),
+}
+"""The classes of UniProt's statistics pages, which the paper's figure 9 follows: letters and colour of each."""
+
+TREMBL_2023_04 = {
+    "A": 9.03, "R": 5.84, "N": 3.79, "D": 5.47, "C": 1.29, "Q": 3.80, "E": 6.24, "G": 7.27, "H": 2.22, "I": 5.53,
+    "L": 9.85, "K": 4.93, "M": 2.33, "F": 3.88, "P": 4.99, "S": 6.82, "T": 5.55, "W": 1.30, "Y": 2.88, "V": 6.86,
+}  # fmt: skip
+"""Per cent of all residues of UniProtKB/TrEMBL, release 2023_04 (88,161,770,578 residues), as its page has them."""
+
+SWISS_PROT_50_8 = {
+    "A": 7.87945, "C": 1.51600, "D": 5.35222, "E": 6.68298, "F": 3.97062, "G": 6.95071, "H": 2.29198, "I": 5.90092,
+    "K": 5.94422, "L": 9.63728, "M": 2.37718, "N": 4.14386, "P": 4.82904, "Q": 3.95639, "R": 5.40978, "S": 6.83364,
+    "T": 5.40687, "V": 6.73417, "W": 1.14135, "Y": 3.04133,
+}  # fmt: skip
+"""Per cent of the 20 residues in Swiss-Prot 50.8 (October 2006), the background of HMMER 3."""
+
+PUBLISHED = {"TrEMBL 2023_04": TREMBL_2023_04, "Swiss-Prot 50.8": SWISS_PROT_50_8}
+"""Frequencies that others counted, per cent, by name."""
+
+_LINES = ("-", "--", "-.", (0, (1, 1)))
+
+
+def amino_acid_figure(statistics: Mapping[str, SplitStatistics]) -> Figure:
+    """Draw how frequent each amino acid is in all splits together (figure 9 of the Performer paper).
+
+    Bars go from the most to the least frequent of the 20, coloured by class; the last one is B, Z, X, O and U together.
+    Markers are the published frequencies.
+    """
+    counts = sum((s.residues for s in statistics.values()), np.zeros(alphabet.NUM_RESIDUES, np.int64))
+    shares = 100 * counts / max(1, counts.sum())
+    standard = shares[: alphabet.NUM_STANDARD]
+    order = np.argsort(-standard, kind="stable")
+    letters = [alphabet.STANDARD_RESIDUES[i] for i in order]
+    colours = {letter: colour for members, colour in CLASSES.values() for letter in members}
+    edge = {"edgecolor": "0.15", "linewidth": 0.5}
+    with style():
+        figure = Figure(figsize=(PAGE, 2.9))
+        axes = figure.subplots()
+        axes.bar(range(len(order)), standard[order], width=0.8, color=[colours[x] for x in letters], **edge)
+        # A little apart, so that there is room for its figure: the bar is too low to be seen.
+        rest, place = shares[alphabet.NUM_STANDARD :].sum(), len(order) + 0.4
+        axes.bar(place, rest, width=0.8, color="white", hatch="////", **edge)
+        axes.annotate(
+            f"{rest:.2g} %", (place, rest), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=6
+        )
+        for (name, published), marker, offset in zip(PUBLISHED.items(), "vD", (-0.17, 0.17), strict=True):
+            places = np.arange(len(order)) + offset
+            axes.plot(
+                places, [published[x] for x in letters], marker, markersize=3.6, markerfacecolor="white",
+                markeredgecolor="black", markeredgewidth=0.8, label=name,
+            )  # fmt: skip
+        axes.set_xticks([*range(len(order)), place], [*letters, "others"])
+        axes.set_xlim(-0.7, place + 0.7)
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel("Share of residues (%)")
+        axes.set_xlabel("Amino acid")
+        patches = [
+            Patch(facecolor=colour, label=f"{name} ({' '.join(members)})", **edge)
+            for name, (members, colour) in CLASSES.items()
+        ]
+        patches.append(Patch(facecolor="white", hatch="////", label="others (B Z X O U)", **edge))
+        axes.add_artist(axes.legend(handles=patches, loc="upper right", ncols=2, bbox_to_anchor=(0.8, 1.02)))
+        axes.legend(loc="upper right", bbox_to_anchor=(1.0, 1.02), title="as published", title_fontsize=7)
+    return figure
+
+
+def length_figure(statistics: Mapping[str, SplitStatistics]) -> Figure:
+    """Draw how many of the sequences of each split are how long, in bins of a third of a doubling."""
+    filled = _filled(statistics)
+    shortest = min((min(s.lengths) for s in filled.values()), default=1)
+    longest = max((max(s.lengths) for s in filled.values()), default=1)
+    # A third of a doubling each; below 8 there are fewer lengths than that.
+    edges = np.unique(np.round(2 ** np.arange(0, np.log2(longest + 1) + 1 / 3, 1 / 3)).astype(np.int64))
+    edges[-1] = max(edges[-1], longest + 1)
+    edges = edges[np.searchsorted(edges, shortest, "right") - 1 :]
+    with style():
+        figure = Figure(figsize=(PAGE, 2.7))
+        axes = figure.subplots()
+        for index, (split, s) in enumerate(filled.items()):
+            values = np.fromiter(s.lengths.keys(), np.int64, len(s.lengths))
+            counts = np.fromiter(s.lengths.values(), np.int64, len(s.lengths))
+            shares = np.histogram(values, edges, weights=counts)[0] / counts.sum()
+            row = s.row()
+            axes.stairs(
+                100 * shares, edges, color=PALETTE[index % len(PALETTE)],
+                linestyle=_LINES[index % len(_LINES)], linewidth=1.4,
+                label=f"{split}: {row['count']:,} sequences, median {row['median']:,.10g}",
+            )  # fmt: skip
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("Length (residues)")
+        axes.set_ylabel("Share of sequences (%)")
+        _legend(axes)
+    return figure
+
+
+def family_figure(statistics: Mapping[str, SplitStatistics]) -> Figure:
+    """Draw, for each split, the share of its sequences that have a family, and how large its families are."""
+    filled = _filled(statistics)
+    with style():
+        figure = Figure(figsize=(PAGE, 2.5))
+        left, right = figure.subplots(1, 2, width_ratios=(1, 1.4))
+        for index, (split, s) in enumerate(filled.items()):
+            colour = PALETTE[index % len(PALETTE)]
+            share = 100 * s.with_families / s.count
+            left.barh(index, 100, color="0.93")
+            left.barh(index, share, color=colour)
+            left.annotate(
+                f"{share:.0f} %, {len(s.families):,} families", (2, index), va="center", fontsize=7,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.9},
+            )  # fmt: skip
+            sizes = sorted(s.families.values(), reverse=True)
+            if sizes:
+                right.plot(
+                    range(1, len(sizes) + 1), sizes, color=colour, linestyle=_LINES[index % len(_LINES)],
+                    marker="o", markersize=2.5, markevery=[0], label=split,
+                )  # fmt: skip
+        left.set_yticks(range(len(filled)), list(filled))
+        left.invert_yaxis()
+        left.set_xlim(0, 100)
+        left.set_xlabel("Sequences that have a family (%)")
+        right.set_xscale("log")
+        right.set_yscale("log")
+        for axis in (right.xaxis, right.yaxis):
+            axis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        right.set_xlabel("Rank of the family by size")
+        right.set_ylabel("Sequences of the family")
+        _legend(right)
+    return figure
+
+
+def _filled(statistics: Mapping[str, SplitStatistics]) -> dict[str, SplitStatistics]:
+    return {split: s for split, s in statistics.items() if s.count}
+
+
+def _legend(axes: Axes) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="best")

@@ -1,0 +1,259 @@
+"""The datasheet of a dataset: what it holds, where it comes from, what was left out, and under which licence.
+
+Its questions are those of Gebru et al., Datasheets for Datasets (2021). Every number follows from the statistics and
+the provenance that stand beside it as JSON; nothing in it depends on the day or the machine.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from proteinlm.data import alphabet
+from proteinlm.data.pages import Block, Code, Figure, Heading, Table, Text, html_page, markdown_page
+from proteinlm.data.statistics import CONCAT_LENGTH, SplitStatistics, family_table, frequencies, table_1
+from proteinlm.files import whole_file
+
+DATASHEET = "datasheet"
+"""Stem of the page's files; figures are DATASHEET-NAME."""
+
+_LARGEST = 10
+_MEANING = {
+    "train": "to learn from",
+    "valid": "drawn at random, to watch a training",
+    "test": "drawn at random, to report",
+    "ood": "all proteins of the held-out families, to report",
+}
+
+
+def write_datasheet(
+    folder: Path, name: str, statistics: Mapping[str, SplitStatistics], provenance: Mapping[str, Any]
+) -> None:
+    """Write the datasheet into a dataset's folder: datasheet.md, datasheet.html, and its figures (PNG and PDF).
+
+    The HTML holds its figures and needs no other file.
+
+    Args:
+        folder: of the dataset.
+        name: of the dataset.
+        statistics: of each split.
+        provenance: what provenance.json holds.
+    """
+    # Drawing takes longer to import than a small ingest takes, and only the last step needs it.
+    from proteinlm.data import charts
+    from proteinlm.figures import save_figure
+
+    for figure, draw in (
+        ("amino-acids", charts.amino_acid_figure),
+        ("lengths", charts.length_figure),
+        ("families", charts.family_figure),
+    ):
+        save_figure(draw(statistics), folder / f"{DATASHEET}-{figure}")
+    blocks = [
+        *_composition(statistics),
+        *_amino_acids(statistics, charts.PUBLISHED),
+        *_families(statistics),
+        *_splits(provenance),
+        *_collection(provenance),
+        *_preprocessing(provenance),
+        *_use(provenance),
+        *_licence(),
+    ]
+    title = f"Datasheet of {name}"
+    with whole_file(folder / f"{DATASHEET}.md") as handle:
+        handle.write(markdown_page(title, blocks))
+    with whole_file(folder / f"{DATASHEET}.html") as handle:
+        handle.write(html_page(title, blocks, folder))
+
+
+def _composition(statistics: Mapping[str, SplitStatistics]) -> list[Block]:
+    sequences = sum(s.count for s in statistics.values())
+    residues = sum(s.num_residues for s in statistics.values())
+    frame = table_1(statistics, concat_length=CONCAT_LENGTH)
+    return [
+        Text(
+            f"{sequences:,} different protein sequences, {residues:,} residues, in {len(statistics)} splits: "
+            + "; ".join(f"`{split}`, {_MEANING.get(split, 'as its name says')}" for split in statistics)
+            + ". No sequence is in two of them."
+        ),
+        Heading("What it holds"),
+        Text(
+            "Lengths in residues, as in Table 1 of the Performer paper; std is that of the whole population. "
+            f"Concatenated, a split is one stream, `<eos>` after each sequence, cut into windows of {CONCAT_LENGTH:,} "
+            "tokens; what fills no window at the end is not counted. (The paper also leaves out what fills no "
+            "multiple of 512.)"
+        ),
+        Table(list(frame.columns), frame.to_numpy().tolist()),
+        Figure(f"{DATASHEET}-lengths.png", "Lengths of the sequences of each split, in bins of a third of a doubling."),
+        Text(
+            "A record holds the accession, the MD5 of the sequence, its Pfam families and the sequence itself as text, "
+            "one letter a residue. The manifest adds the accessions of all copies and the taxon. There are no persons "
+            "in the data beyond what a taxon may say, and no labels but the families."
+        ),
+    ]
+
+
+def _amino_acids(
+    statistics: Mapping[str, SplitStatistics], published: Mapping[str, Mapping[str, float]]
+) -> list[Block]:
+    shares = 100 * frequencies(statistics)
+    rows = [
+        [
+            letter,
+            *(_dash(value, ".3f") for value in row),
+            *(_dash(figures.get(letter), ".2f") for figures in published.values()),
+        ]
+        for letter, row in zip(alphabet.RESIDUES, shares.to_numpy().tolist(), strict=True)
+    ]
+    return [
+        Heading("Amino acids"),
+        Figure(
+            f"{DATASHEET}-amino-acids.png",
+            "How frequent each amino acid is in all splits together, coloured by class (figure 9 of the Performer "
+            f"paper). Markers: {' and '.join(published)}, as published.",
+        ),
+        Text("Per cent of the residues of each split, and as published for UniProtKB/TrEMBL and Swiss-Prot."),
+        Table(["residue", *statistics, *published], rows),
+    ]
+
+
+def _families(statistics: Mapping[str, SplitStatistics]) -> list[Block]:
+    frame = family_table(statistics)
+    rows = [
+        [
+            str(split), f"{row['sequences']:,}", f"{row['with_families']:,}",
+            _dash(100 * row["with_families"] / row["sequences"] if row["sequences"] else None, ".1f"),
+            f"{row['families']:,}", f"{row['not_in_train']:,}",
+        ]
+        for split, row in frame.to_dict("index").items()
+    ]  # fmt: skip
+    largest = [
+        [split, ", ".join(f"{family} ({count:,})" for family, count in _by_size(s)[:_LARGEST]) or "-"]
+        for split, s in statistics.items()
+    ]
+    return [
+        Heading("Families"),
+        Text(
+            "Pfam families by split. A sequence with several domains counts for each of its families; one without a "
+            "family may still have one that the sources do not name."
+        ),
+        Table(["split", "sequences", "with a family", "%", "families", "of these not in train"], rows),
+        Figure(
+            f"{DATASHEET}-families.png",
+            "Left: share of the sequences of each split that have a family. Right: the families of each split from "
+            "the largest to the smallest, by the number of their sequences.",
+        ),
+        Table(["split", f"largest families (sequences), at most {_LARGEST}"], largest, left=2),
+    ]
+
+
+def _by_size(statistics: SplitStatistics) -> list[tuple[str, int]]:
+    return sorted(statistics.families.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _splits(provenance: Mapping[str, Any]) -> list[Block]:
+    splits, found = provenance["splits"], provenance["held_out_sequences"]
+    blocks: list[Block] = [
+        Heading("How it is split"),
+        Text(
+            "A sequence that has a held-out family is `ood`. The MD5 of any other one, read as a number from 0 to 1, "
+            f"decides: the first {splits['valid']:g} are `valid`, the next {splits['test']:g} are `test`, the rest is "
+            "`train`. So the splits depend on nothing but the sequences and their families."
+        ),
+    ]
+    if splits["held_out"]:
+        rows = [[family, f"{found.get(family, 0):,}"] for family in splits["held_out"]]
+        blocks.append(Table(["held-out family", "sequences"], rows))
+    else:
+        blocks.append(Text("No family is held out."))
+    return blocks
+
+
+def _collection(provenance: Mapping[str, Any]) -> list[Block]:
+    sources, tables = provenance["sources"], provenance["family_tables"]
+    # A source that was downloaded says of which release it is; others do not know.
+    extra = ["release"] if any("release" in source for source in sources) else []
+    blocks: list[Block] = [
+        Heading("Where it comes from"),
+        Table(
+            ["source", "format", *extra, "MD5", "bytes", "records"],
+            [
+                [
+                    *(str(f.get(key, "-")) for key in ("path", "format", *extra, "md5")),
+                    f"{f['bytes']:,}",
+                    f"{f['records']:,}",
+                ]
+                for f in sources
+            ],
+            left=3 + len(extra),
+        ),
+    ]
+    if provenance.get("release"):
+        blocks.append(Text(f"Release: {provenance['release']}."))
+    if tables:
+        about = provenance["family_rows"]
+        blocks += [
+            Text("Families also come from these tables."),
+            Table(
+                ["table of families", "MD5", "bytes"],
+                [[str(f["path"]), str(f["md5"]), f"{f['bytes']:,}"] for f in tables],
+                left=2,
+            ),
+            Text(
+                f"Their rows: {about['read']:,} read, {about['malformed']:,} could not be read, "
+                f"{about['unknown_accession']:,} accessions are in none of the sources."
+            ),
+        ]
+    return blocks
+
+
+def _preprocessing(provenance: Mapping[str, Any]) -> list[Block]:
+    records = provenance["records"]
+    sequences = sum(provenance["sequences"].values())
+    rejected = records["rejected"]
+    blocks: list[Block] = [
+        Heading("What was done to it"),
+        Text(
+            f"{records['read']:,} records were read; {sum(rejected.values()):,} were rejected. The "
+            f"{records['taken']:,} others have {sequences:,} different sequences: copies became one record, which has "
+            "the families of all. Letters were made capital, J (leucine or isoleucine) became X, a stop (*) at the end "
+            "was dropped. Sequences stand in the order of their MD5."
+        ),
+    ]
+    if rejected:
+        rows = [[reason, f"{count:,}"] for reason, count in rejected.items()]
+        blocks += [Table(["rejected", "records"], rows), Text("`rejects.tsv` lists each of them.")]
+    return blocks
+
+
+def _use(provenance: Mapping[str, Any]) -> list[Block]:
+    return [
+        Heading("How to read it"),
+        Code(
+            "import tensorflow_datasets as tfds\n\n"
+            "train = tfds.builder_from_directory('this/folder').as_data_source('train')\n"
+            "train[0]['sequence']"
+        ),
+        Text(
+            "`manifest.parquet` has a row for each sequence, `statistics.json` and `provenance.json` the numbers of "
+            "this page and more. It was made to train and to compare language models of proteins. It is no sample of "
+            "nature: some species and families were sequenced far more than others, `test` has close relatives in "
+            "`train`, and only the families that were held out are new in `ood`."
+        ),
+        Text(f"Written by {provenance['written_by']}; fingerprint `{provenance['fingerprint']}`."),
+    ]
+
+
+def _licence() -> list[Block]:
+    return [
+        Heading("Licence"),
+        Text(
+            "Sequences and annotation of UniProt are under Creative Commons Attribution 4.0 (CC BY 4.0), "
+            "<https://creativecommons.org/licenses/by/4.0/>: pass them on with credit to the UniProt Consortium, "
+            "<https://www.uniprot.org/help/license>. Pfam is under CC0. This dataset is a changed version of its "
+            "sources (copies united, split). What is not from UniProt keeps the licence under which you have it."
+        ),
+    ]
+
+
+def _dash(value: float | None, form: str) -> str:
+    return "-" if value is None or value != value else format(value, form)
