@@ -23,6 +23,7 @@ from proteinlm.data.dataset import (
     write_json,
     write_tfds_metadata,
 )
+from proteinlm.data.datasheet import write_datasheet
 from proteinlm.data.hmm import Searched
 from proteinlm.data.ingest_config import IngestConfig
 from proteinlm.data.intake import Intake
@@ -262,7 +263,9 @@ class LocalEngine:
         write_tfds_metadata(self.folder, name, lengths)
         statistics = {split: s.to_json() for split, s in reduced.statistics.items()}
         write_json(self.folder / STATISTICS, {"unit": "residues", "splits": statistics})
-        write_json(self.folder / PROVENANCE, self._provenance(reduced))
+        provenance = self._provenance(reduced)
+        write_json(self.folder / PROVENANCE, provenance)
+        write_datasheet(self.folder, name, reduced.statistics, provenance)
 
     def _provenance(self, reduced: stages.ReduceResult) -> dict[str, Any]:
         intake, splits = self.intake, self.config.splits

@@ -186,6 +186,7 @@ def reduce_bucket(bucket: int, work: Path, config: SplitsConfig) -> ReduceResult
         ]
         statistics = SplitStatistics()
         statistics.add(lengths, count_residues(sequences))
+        statistics.add_families([unique.families[place] for place in places.tolist()])
         result.statistics[split] = statistics
         result.example_bytes[split] = 0
         if len(places):

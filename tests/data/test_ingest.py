@@ -161,7 +161,7 @@ def test_records_spread_over_files_otherwise_are_the_same_dataset(sources, tmp_p
     two, one = contents(tmp_path / "two"), contents(tmp_path / "one")
     differ = {name for name in two if two[name] != one[name]}
     assert two.keys() == one.keys()
-    assert differ == {"provenance.json", "rejects.tsv"}
+    assert differ == {"provenance.json", "rejects.tsv", "datasheet.md", "datasheet.html"}
 
 
 @pytest.mark.parametrize("shards", [1, 3, 10, 11, 50])
