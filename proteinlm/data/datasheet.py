@@ -188,7 +188,10 @@ def _collection(provenance: Mapping[str, Any]) -> list[Block]:
         ),
     ]
     if provenance.get("release"):
-        blocks.append(Text(f"Release: {provenance['release']}."))
+        release = provenance["release"]
+        blocks.append(Text(f"The sources are UniProt release {release['release']}, as downloaded from:"))
+        rows = [[f["url"], f["member"] or "-", f["md5"], f"{f['bytes']:,}"] for f in release["files"]]
+        blocks.append(Table(["address", "file inside", "MD5", "bytes"], rows, left=3))
     if tables:
         about = provenance["family_rows"]
         blocks += [

@@ -14,6 +14,15 @@ from proteinlm.data.dataset import ProteinDataset
 from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
 from proteinlm.data.splits import SPLITS, SplitsConfig
 
+RELEASE = {
+    "release": "2019_01",
+    "sections": ["trembl"],
+    "format": "flat",
+    "files": [
+        {"url": "https://x/y.tar.gz", "metalink": "https://x/m", "bytes": 12345, "md5": "0f" * 16, "member": "y.dat.gz"}
+    ],
+}
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -21,7 +30,8 @@ def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("datasheet")
     (place / "<b>_mine_|.fasta").write_text(">A1\nACDE1\n>A2\nACDEFG\n>A3\n\n")
     config = IngestConfig(SplitsConfig(0.05, 0.1), (SAMPLE / "pfam.tsv.gz",), workers=1)
-    ingest([SAMPLE / "proteins.fasta.gz", place / "<b>_mine_|.fasta"], place / "dataset", config)
+    sources = [SAMPLE / "proteins.fasta.gz", place / "<b>_mine_|.fasta"]
+    ingest(sources, place / "dataset", config, release=RELEASE)
     return place / "dataset"
 
 
@@ -43,6 +53,11 @@ def manifest(folder):
 
 def number(text):
     return float(text.replace(",", ""))
+
+
+def test_the_release_is_named(folder, tables):
+    assert "UniProt release 2019_01" in (folder / "datasheet.md").read_text(encoding="utf-8")
+    assert tables["address", 4].loc["https://x/y.tar.gz"].tolist() == ["y.dat.gz", "0f" * 16, "12,345"]
 
 
 def test_table_1_against_pandas(tables, manifest):
