@@ -83,7 +83,7 @@ def _members(chunks: Iterator[bytes], kind: _Kind, name: str, where: Callable[[]
                     data, member = member.unused_data, None
                 elif member.needs_input:
                     break
-    except _ERRORS as error:
+    except _ERRORS as error:  # pyright: ignore[reportGeneralTypeIssues]
         if "requires too much memory" in str(error):
             raise InputError(
                 f"{name} was packed by zstd --long with a window of over 128 MiB: unpack it first (zstd -d --long=31)."

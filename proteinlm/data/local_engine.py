@@ -81,6 +81,9 @@ class LocalEngine:
         # Known before anything is read and the same for any number of workers.
         wanted = max(1, -(-sum(file.text_size for file in files) // config.bucket_bytes))
         self.num_buckets = min(1 << (wanted - 1).bit_length(), _MAX_BUCKETS)
+        if not self.folder.is_dir():
+            # Finished, but for removing its scratch files, and its dataset has been removed since.
+            (folder / MARKER).unlink(missing_ok=True)
         self.marker = Marker(folder / MARKER, self._inputs())
 
     def _inputs(self) -> dict[str, Any]:
@@ -104,7 +107,8 @@ class LocalEngine:
         arguments = (self.work, self.num_buckets, self.config.splits, self.folder, self.config.name)
         with self.progress, pool(self.config.num_workers, arguments) as submit:
             with self._phase("families"):
-                self.families.read(submit)
+                self.families.read(submit, self.marker.state.get("families", False))
+                self.marker.note(families=True)
             with self._phase("map"):
                 self._map(submit)
             if self.config.profiles:
@@ -193,8 +197,7 @@ class LocalEngine:
     def _search(self, submit: Submit) -> None:
         known = self.marker.state.get("searched")
         if known is None:
-            self.families.search(self.num_buckets, submit)
-            self.marker.note(searched=asdict(self.families.searched))
+            self.marker.note(searched=asdict(self.families.search(self.num_buckets, submit)))
         else:
             self.families.searched = Searched(**known)
 

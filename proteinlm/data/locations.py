@@ -89,7 +89,7 @@ def expand(names: Sequence[str | os.PathLike]) -> list[str]:
         InputError: a pattern matches no file.
     """
     found: list[str] = []
-    for name in map(os.fspath, names):
+    for name in [os.fspath(name) for name in names]:
         if name.startswith("tar://") or name.lower().startswith("http") or not _PATTERN.search(name):
             found.append(name)
         elif is_remote(name):

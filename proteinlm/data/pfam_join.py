@@ -170,7 +170,6 @@ def join_tables(
     # Which rows are asked for; every process marks them in the same bytes.
     with open(folder / USED, "wb") as handle:
         handle.truncate(sum(counts))
-        os.fsync(handle.fileno())
     index = {"partitions": partitions, "width": width, "rows": sum(counts), "files": [asdict(file) for file in files]}
     with whole_file(folder / INDEX) as handle:
         json.dump(index, handle)
@@ -341,9 +340,6 @@ def _concatenate(folder: Path, partitions: int) -> None:
             for name, handle in handles.items():
                 handle.write(columns[name].tobytes())
             path.unlink()
-        for handle in handles.values():
-            handle.flush()
-            os.fsync(handle.fileno())
     finally:
         for handle in handles.values():
             handle.close()

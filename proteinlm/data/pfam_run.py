@@ -12,7 +12,7 @@ from rich.progress import Progress
 from proteinlm.data.hmm import ProfileFile, Searched, read_profiles, search_buckets
 from proteinlm.data.locations import Location, expand
 from proteinlm.data.pfam import SHOWN
-from proteinlm.data.pfam_join import INDEX, BadRow, TableFile, join_tables
+from proteinlm.data.pfam_join import BadRow, TableFile, join_tables
 from proteinlm.data.pfam_table import FamilyTables, Mismatch
 from proteinlm.data.processes import Submit
 
@@ -62,15 +62,15 @@ class FamilySources:
         shown = [row for file in self.files for row in file.shown]
         return sum(file.malformed for file in self.files), tuple(shown[:SHOWN])
 
-    def read(self, submit: Submit) -> None:
-        """Join the tables and check the profiles, before any sequence is read.
+    def read(self, submit: Submit, joined: bool = False) -> None:
+        """Join the tables, unless they are joined already, and check the profiles, before any sequence is read.
 
         Raises:
             InputError: as `join_tables` and `read_profiles`.
         """
         if self.profile_paths:
             self.profiles = read_profiles(self.profile_paths, self.work)
-        if self.paths and not (self.work / "families" / INDEX).exists():
+        if self.paths and not joined:
             bar = self.progress.add_task("families", total=1.0, detail="")
             join_tables(
                 self.paths, self.work / "families", submit, lambda share: self.progress.update(bar, completed=share)
@@ -116,7 +116,7 @@ class FamilySources:
         if self.paths:
             self.unknown = FamilyTables(self.work / "families").unused()
 
-    def search(self, num_buckets: int, submit: Submit) -> None:
+    def search(self, num_buckets: int, submit: Submit) -> Searched:
         """Search what is in the buckets."""
         bar = self.progress.add_task("searching", total=None, detail="")
 
@@ -125,6 +125,7 @@ class FamilySources:
             self.progress.update(bar, completed=done, total=total, detail=detail)
 
         self.searched = search_buckets(num_buckets, self.everything, submit, advance)
+        return self.searched
 
     def provenance(self) -> dict[str, Any]:
         """Return what the dataset's provenance says about families."""

@@ -2,7 +2,7 @@ import gzip
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proteinlm.data import pfam_join, pfam_table
@@ -146,6 +146,7 @@ names = st.from_regex(r"[A-Z0-9]{1,8}(-\d)?", fullmatch=True) | st.text("AB", mi
 
 @pytest.mark.parametrize("resident", [1 << 26, 1], ids=["held", "given back"])
 @given(st.dictionaries(names, st.sets(st.integers(0, 5), min_size=1), min_size=1))
+@settings(deadline=None, max_examples=50)
 def test_as_a_dictionary(tmp_path_factory, resident, expected):
     folder = tmp_path_factory.mktemp("pfam")
     texts = {name: ";".join(f"PF{i:05d}" for i in sorted(ids)) for name, ids in expected.items()}

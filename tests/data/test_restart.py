@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -66,7 +67,7 @@ POOLED = textwrap.dedent("""
     from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
 
     if __name__ == "__main__":
-        marker.SAVE_SECONDS = 0.0
+        marker.SAVE_SECONDS, marker.sync_file_system = 0.0, lambda folder: None
         config = IngestConfig(families=(SAMPLE / "pfam.tsv.gz",), workers=2, block_bytes=50_000, bucket_bytes=100_000)
         ingest(sorted(Path(sys.argv[1]).glob("*.fasta")), Path(sys.argv[1]) / "out", config)
 """)
@@ -105,6 +106,7 @@ def test_a_worker_that_is_killed_costs_nothing_that_is_finished(tmp_path, monkey
     """As by a system that is out of memory; the same command goes on, with one process this time."""
     halves_of_the_sample(tmp_path)
     monkeypatch.setattr(marker, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(marker, "sync_file_system", lambda folder: None)
     fields = {"families": (SAMPLE / "pfam.tsv.gz",), "bucket_bytes": 50_000}
     sources = sorted(tmp_path.glob("*.fasta"))
 
@@ -184,6 +186,7 @@ def stopped(tmp_path, monkeypatch):
     """Three sources, and a function that runs an ingest until a stage's call number so and so."""
     write_sources(tmp_path)
     monkeypatch.setattr(marker, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(marker, "sync_file_system", lambda folder: None)
 
     def run(stage="reduce_bucket", number=3, **fields):
         calls = 0
@@ -213,10 +216,10 @@ def test_an_ingest_that_cannot_begin_leaves_an_unfinished_one_alone(tmp_path, st
     assert "2 of 8 buckets" in again(tmp_path).taken_up
 
 
-def again(place, names="*.fasta", **fields):
+def again(place, names="*.fasta", output="out", **fields):
     given = {"splits": SplitsConfig(0.1, 0.2, ("PF00001",)), "families": (place / "families.tsv",), "shards": 2}
     config = IngestConfig(workers=1, block_bytes=500, bucket_bytes=2000, **(given | fields))
-    return ingest(sorted(place.glob(names)), place / "out", config)
+    return ingest(sorted(place.glob(names)), place / output, config)
 
 
 def test_what_is_finished_is_told(tmp_path, stopped, capsys):
@@ -249,8 +252,9 @@ def test_other_sources_and_options_are_refused(tmp_path, stopped, change, words)
     assert state_of(tmp_path) == before
 
 
-def test_where_nothing_is_finished_it_begins_anew(tmp_path, stopped, capsys):
-    stopped("map_block", 1)
+def test_where_nothing_is_finished_it_begins_anew(tmp_path, stopped, capsys, monkeypatch):
+    monkeypatch.setattr(marker, "SAVE_SECONDS", 1000.0)
+    stopped()
     assert state_of(tmp_path) == {}
     again(tmp_path, shards=3)
     assert "differs in shards (2, now 3); nothing of it was finished, so it is removed" in capsys.readouterr().err
@@ -266,6 +270,7 @@ def test_a_damaged_marker_is_none(tmp_path, stopped, capsys):
 def test_a_full_disk_keeps_what_is_finished(tmp_path, stopped, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(marker, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(marker, "sync_file_system", lambda folder: None)
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -288,6 +293,15 @@ def test_scratch_of_a_finished_ingest_is_removed(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="is not empty"):
         again(tmp_path)
     assert (tmp_path / ".out.partial" / "dataset").exists()
+
+
+def test_a_dataset_that_was_removed_is_made_anew(tmp_path, stopped):
+    """Also when its ingest was killed while its scratch files were removed, so that all seems to be finished."""
+    stopped("write_shard", 7)
+    shutil.rmtree(tmp_path / ".out.partial" / "dataset")
+    assert again(tmp_path).taken_up == ""
+    again(tmp_path, output="other")
+    assert contents(tmp_path / "out") == contents(tmp_path / "other")
 
 
 def test_processes_that_still_end_are_waited_for(tmp_path):
