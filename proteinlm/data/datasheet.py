@@ -86,8 +86,8 @@ def _composition(statistics: Mapping[str, SplitStatistics]) -> list[Block]:
         Figure(f"{DATASHEET}-lengths.png", "Lengths of the sequences of each split, in bins of a third of a doubling."),
         Text(
             "A record holds the accession, the MD5 of the sequence, its Pfam families and the sequence itself as text, "
-            "one letter a residue. The manifest adds the accessions of all copies and the taxon. There are no persons "
-            "in the data beyond what a taxon may say, and no labels but the families."
+            "one letter a residue. The manifest adds the accessions of all copies and the taxon. There are no labels "
+            "but the families, and no personal data."
         ),
     ]
 
@@ -239,8 +239,8 @@ def _use(provenance: Mapping[str, Any]) -> list[Block]:
         Text(
             "`manifest.parquet` has a row for each sequence, `statistics.json` and `provenance.json` the numbers of "
             "this page and more. It was made to train and to compare language models of proteins. It is no sample of "
-            "nature: some species and families were sequenced far more than others, `test` has close relatives in "
-            "`train`, and only the families that were held out are new in `ood`."
+            "nature: some species and families were sequenced far more than others, a sequence of `test` may have "
+            "close relatives in `train`, and of the families in `ood` only the held-out ones must be new."
         ),
         Text(f"Written by {provenance['written_by']}; fingerprint `{provenance['fingerprint']}`."),
     ]
