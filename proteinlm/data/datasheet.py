@@ -4,7 +4,7 @@ Its questions are those of Gebru et al., Datasheets for Datasets (2021). Every n
 the provenance that stand beside it as JSON; nothing in it depends on the day or the machine.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,14 +152,22 @@ def _by_size(statistics: SplitStatistics) -> list[tuple[str, int]]:
 
 def _splits(provenance: Mapping[str, Any]) -> list[Block]:
     splits, found = provenance["splits"], provenance["held_out_sequences"]
-    blocks: list[Block] = [
-        Heading("How it is split"),
-        Text(
-            "A sequence that has a held-out family is `ood`. The MD5 of any other one, read as a number from 0 to 1, "
-            f"decides: the first {splits['valid']:g} are `valid`, the next {splits['test']:g} are `test`, the rest is "
-            "`train`. So the splits depend on nothing but the sequences and their families."
-        ),
-    ]
+    blocks: list[Block] = [Heading("How it is split")]
+    if "held_out" not in splits:
+        return [*blocks, Text("Its splits are those of a published dataset."), _settings(splits)]
+    blocks.append(Text("A sequence that has a held-out family is `ood`."))
+    valid, test = f"{splits['valid']:g}", f"{splits['test']:g}"
+    if splits.get("identity"):
+        meant = f"Of the rest, {valid} are meant for `valid` and {test} for `test`; clusters of like ones stay whole."
+        blocks += [Text(meant), _settings(splits["identity"])]
+    else:
+        blocks.append(
+            Text(
+                f"The MD5 of any other one, read as a number from 0 to 1, decides: the first {valid} are `valid`, the "
+                f"next {test} are `test`, the rest is `train`. So the splits depend on nothing but the sequences and "
+                "their families."
+            )
+        )
     if splits["held_out"]:
         rows = [[family, f"{found.get(family, 0):,}"] for family in splits["held_out"]]
         blocks.append(Table(["held-out family", "sequences"], rows))
@@ -168,45 +176,51 @@ def _splits(provenance: Mapping[str, Any]) -> list[Block]:
     return blocks
 
 
+def _settings(settings: Mapping[str, Any]) -> Table:
+    """Return a table of names and values; of a mapping inside, its own names after its name."""
+    rows: list[list[str]] = []
+    for name, value in settings.items():
+        inside = value.items() if isinstance(value, Mapping) else [("", value)]
+        rows += [[f"{name} {key}".strip().replace("_", " "), _plain(each)] for key, each in inside]
+    return Table(["setting", "value"], rows, left=2)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_plain, value))
+    return f"{value:,}" if isinstance(value, int) else "-" if value is None else str(value)
+
+
 def _collection(provenance: Mapping[str, Any]) -> list[Block]:
-    sources, tables = provenance["sources"], provenance["family_tables"]
-    # A source that was downloaded says of which release it is; others do not know.
-    extra = ["release"] if any("release" in source for source in sources) else []
-    blocks: list[Block] = [
-        Heading("Where it comes from"),
-        Table(
-            ["source", "format", *extra, "MD5", "bytes", "records"],
-            [
-                [
-                    *(str(f.get(key, "-")) for key in ("path", "format", *extra, "md5")),
-                    f"{f['bytes']:,}",
-                    f"{f['records']:,}",
-                ]
-                for f in sources
-            ],
-            left=3 + len(extra),
-        ),
-    ]
-    if provenance.get("release"):
-        release = provenance["release"]
-        blocks.append(Text(f"The sources are UniProt release {release['release']}, as downloaded from:"))
-        rows = [[f["url"], f["member"] or "-", f["md5"], f"{f['bytes']:,}"] for f in release["files"]]
-        blocks.append(Table(["address", "file inside", "MD5", "bytes"], rows, left=3))
-    if tables:
+    release = provenance.get("release")
+    blocks: list[Block] = [Heading("Where it comes from"), _files("source", provenance["sources"], "format", "records")]
+    if release:
+        blocks.append(Text(f"Downloaded from UniProt, release {release['release']}."))
+        blocks.append(_files("address", [{**file, "path": file["url"]} for file in release["files"]]))
+    if provenance["family_tables"]:
         about = provenance["family_rows"]
         blocks += [
             Text("Families also come from these tables."),
-            Table(
-                ["table of families", "MD5", "bytes"],
-                [[str(f["path"]), str(f["md5"]), f"{f['bytes']:,}"] for f in tables],
-                left=2,
-            ),
+            _files("table of families", provenance["family_tables"]),
             Text(
                 f"Their rows: {about['read']:,} read, {about['malformed']:,} could not be read, "
                 f"{about['unknown_accession']:,} accessions are in none of the sources."
             ),
         ]
+    if provenance.get("family_profiles"):
+        blocks += [
+            Text("Families also come from a search with these profiles."),
+            _files("profiles", provenance["family_profiles"]),
+            _settings(provenance.get("family_search", {})),
+        ]
     return blocks
+
+
+def _files(what: str, files: Sequence[Mapping[str, Any]], kind: str = "", number: str = "") -> Table:
+    """Return a table of files with their checksums; of each its `kind` and its `number` too, if named."""
+    columns = [name for name in ("path", kind, "md5", "bytes", number) if name]
+    rows = [[_plain(file.get(name)) for name in columns] for file in files]
+    return Table([what, *({"md5": "MD5"}.get(name, name) for name in columns[1:])], rows, left=3 if kind else 2)
 
 
 def _preprocessing(provenance: Mapping[str, Any]) -> list[Block]:
@@ -222,6 +236,9 @@ def _preprocessing(provenance: Mapping[str, Any]) -> list[Block]:
             "was dropped. Sequences stand in the order of their MD5."
         ),
     ]
+    if provenance["sequences"].get("near"):
+        near = f"{provenance['sequences']['near']:,}"
+        blocks.append(Text(f"{near} of them are in no split (`near` in the manifest): too like evaluated ones."))
     if rejected:
         rows = [[reason, f"{count:,}"] for reason, count in rejected.items()]
         blocks += [Table(["rejected", "records"], rows), Text("`rejects.tsv` lists each of them.")]

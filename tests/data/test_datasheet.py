@@ -11,17 +11,9 @@ from PIL import Image
 
 from proteinlm.data import alphabet
 from proteinlm.data.dataset import ProteinDataset
+from proteinlm.data.datasheet import write_datasheet
 from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
 from proteinlm.data.splits import SPLITS, SplitsConfig
-
-RELEASE = {
-    "release": "2019_01",
-    "sections": ["trembl"],
-    "format": "flat",
-    "files": [
-        {"url": "https://x/y.tar.gz", "metalink": "https://x/m", "bytes": 12345, "md5": "0f" * 16, "member": "y.dat.gz"}
-    ],
-}
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +22,7 @@ def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("datasheet")
     (place / "<b>_mine_|.fasta").write_text(">A1\nACDE1\n>A2\nACDEFG\n>A3\n\n")
     config = IngestConfig(SplitsConfig(0.05, 0.1), (SAMPLE / "pfam.tsv.gz",), workers=1)
-    sources = [SAMPLE / "proteins.fasta.gz", place / "<b>_mine_|.fasta"]
-    ingest(sources, place / "dataset", config, release=RELEASE)
+    ingest([SAMPLE / "proteins.fasta.gz", place / "<b>_mine_|.fasta"], place / "dataset", config)
     return place / "dataset"
 
 
@@ -53,11 +44,6 @@ def manifest(folder):
 
 def number(text):
     return float(text.replace(",", ""))
-
-
-def test_the_release_is_named(folder, tables):
-    assert "UniProt release 2019_01" in (folder / "datasheet.md").read_text(encoding="utf-8")
-    assert tables["address", 4].loc["https://x/y.tar.gz"].tolist() == ["y.dat.gz", "0f" * 16, "12,345"]
 
 
 def test_table_1_against_pandas(tables, manifest):
@@ -147,3 +133,37 @@ def test_a_dataset_with_next_to_nothing_has_one_too(tmp_path):
     text = (tmp_path / "out" / "datasheet.md").read_text(encoding="utf-8")
     assert "No family is held out." in text
     assert "| ood | 0 | - | - | - | - | - |" in text
+
+
+def page(folder, place, **changes):
+    """The Markdown of a datasheet whose provenance differs from that of the sample."""
+    dataset = ProteinDataset.open(folder)
+    write_datasheet(place, "mine", dataset.statistics, {**dataset.provenance, **changes})
+    return (place / "datasheet.md").read_text(encoding="utf-8")
+
+
+def test_splits_that_were_decided_otherwise(folder, tmp_path):
+    text = page(
+        folder, tmp_path, sequences={"train": 3, "near": 1234},
+        splits={"valid": 0.05, "test": 0.1, "held_out": [], "identity": {"threshold": 0.5, "moved_by_search": [30, 2]}},
+    )  # fmt: skip
+    assert "| threshold | 0.5 |" in text
+    assert "| moved by search | 30, 2 |" in text
+    assert "depend on nothing but" not in text
+    assert "1,234 of them are in no split" in text
+    published = {"manifest": {"path": "old.parquet", "sequences": 5000}, "absent": 7}
+    text = page(folder, tmp_path, splits=published)
+    assert "| manifest path | old.parquet |\n| manifest sequences | 5,000 |\n| absent | 7 |" in text
+
+
+def test_releases_and_profiles(folder, tmp_path):
+    file = {"bytes": 1234, "md5": "0123"}
+    text = page(
+        folder, tmp_path,
+        release={"release": "2019_01", "files": [{"url": "https://x.org/a.gz", **file}]},
+        family_profiles=[{"path": "Pfam-A.hmm", **file, "profiles": 3}], family_search={"found": 17},
+    )  # fmt: skip
+    assert "release 2019_01" in text
+    assert "| https://x.org/a.gz | 0123 | 1,234 |" in text
+    assert "| Pfam-A.hmm | 0123 | 1,234 |" in text
+    assert "| found | 17 |" in text
