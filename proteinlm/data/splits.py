@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,9 @@ from proteinlm.data.uniprot import Record
 from proteinlm.errors import InputError
 
 SPLITS = ("train", "valid", "test", "ood")
-TRAIN, VALID, TEST, OOD = range(4)
+TRAIN, VALID, TEST, OOD, NEAR = range(5)
+LISTED = (*SPLITS, "near")
+"""What a manifest may say: a split, or `near` for sequences that are in no split since they are like evaluated ones."""
 _WHOLE = 1 << 64
 _ISOFORM = re.compile(r".+-\d+")
 
@@ -41,13 +44,24 @@ class SplitsConfig:
         valid: fraction of the sequences outside the held-out families that is put into valid.
         test: the same for test. The paper has 0.00097 and 0.0097 of Jan 2019's TrEMBL.
         held_out: Pfam ids; a protein with one of them is ood.
+        identity: splits by distance (split_identity.py): no sequence of train is this identical, or more, to one
+            of another split; None splits by digest alone.
+        manifest: of a published dataset, whose splits are taken over (published.py); the rest is then not used.
     """
 
     valid: float = 0.001
     test: float = 0.01
     held_out: tuple[str, ...] = PAPER_HELD_OUT_FAMILIES
+    identity: float | None = None
+    manifest: Path | None = None
 
     def __post_init__(self):
+        if self.identity is not None and not 0 < self.identity <= 1:
+            raise InputError(f"identity is {self.identity}; it is a fraction above 0, at most 1 (0.5 is 50 %).")
+        if self.identity is not None and self.manifest is not None:
+            raise InputError(
+                f"identity ({self.identity}) decides splits anew and {self.manifest} has them: give one of the two."
+            )
         for name in ("valid", "test"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it is a fraction from 0 to 1.")
