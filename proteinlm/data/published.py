@@ -1,0 +1,151 @@
+"""Splits of a published dataset: its manifest says where each sequence is, by the sequence's digest.
+
+The manifest is spread over the buckets of the records before they are reduced (assignments.py), so that memory holds
+a batch of it, and then one bucket's part.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from proteinlm.data.assignments import absent, assign, unlisted
+from proteinlm.data.splits import LISTED
+from proteinlm.errors import InputError
+from proteinlm.files import whole_file
+
+UNMATCHED = "unmatched.tsv"
+_BATCH = 1 << 17
+
+
+class PublishedManifest(NamedTuple):
+    """A manifest whose splits are taken over.
+
+    Attributes:
+        path: of the file.
+        size: in bytes.
+        md5: of its bytes, hexadecimal.
+        rows: sequences that it lists.
+    """
+
+    path: Path
+    size: int
+    md5: str
+    rows: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what provenance.json says about it."""
+        return {"path": str(self.path), "bytes": self.size, "md5": self.md5, "sequences": self.rows}
+
+
+class Unmatched(NamedTuple):
+    """Number of sequences that only one side has: the sources (unlisted) or the manifest (absent)."""
+
+    unlisted: int
+    absent: int
+
+
+def take_over(manifest: Path, work: Path, num_buckets: int) -> PublishedManifest:
+    """Spread a manifest over the buckets.
+
+    Args:
+        manifest: Parquet with the columns digest (16 bytes, MD5 of the sequence) and split; others are not read.
+        work: scratch folder.
+        num_buckets: a power of two, that of the records.
+
+    Raises:
+        InputError: the file cannot be read, lacks a column, or names a split that there is not.
+    """
+    if manifest.is_dir():
+        raise InputError(f"{manifest} is a folder: name the manifest.parquet in it.")
+    try:
+        with pq.ParquetFile(manifest) as file:
+            _check_columns(manifest, file.schema_arrow)
+            rows = 0
+            for batch in file.iter_batches(_BATCH, columns=["digest", "split"]):
+                digests = _digests(manifest, batch.column("digest"), rows)
+                assign(work, num_buckets, digests, _codes(manifest, batch.column("split"), rows))
+                rows += batch.num_rows
+        with open(manifest, "rb") as handle:
+            md5 = hashlib.file_digest(handle, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    except FileNotFoundError:
+        raise InputError(f"there is no manifest {manifest}: name the manifest.parquet of a dataset.") from None
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"{manifest} cannot be read as a manifest ({reason}): name the manifest.parquet of a dataset, whole."
+        ) from error
+    if not rows:
+        raise InputError(f"{manifest} lists no sequence: name the manifest.parquet of a dataset that is not empty.")
+    return PublishedManifest(manifest, manifest.stat().st_size, md5, rows)
+
+
+def _check_columns(manifest: Path, schema: pa.Schema) -> None:
+    for column in ("digest", "split"):
+        if column not in schema.names:
+            raise InputError(
+                f"{manifest} lacks the column {column}; it has {', '.join(schema.names)}: name the manifest.parquet "
+                "that proteinlm ingest wrote."
+            )
+    kind = schema.field("digest").type
+    if kind != pa.binary(16) and not pa.types.is_binary(kind):
+        raise InputError(f"the column digest of {manifest} is {kind}; it must be binary, the 16 bytes of an MD5.")
+    kind = schema.field("split").type
+    if not pa.types.is_string(kind.value_type if pa.types.is_dictionary(kind) else kind):
+        raise InputError(f"the column split of {manifest} is {kind}; it must be text, one of {', '.join(LISTED)}.")
+
+
+def _digests(manifest: Path, column: pa.Array, first: int) -> np.ndarray:
+    values = column.to_pylist() if column.null_count or column.type != pa.binary(16) else None
+    if values is None:
+        return np.frombuffer(column.buffers()[1], np.uint8).reshape(-1, 16)[column.offset :][: len(column)]
+    for row, value in enumerate(values):
+        if value is None or len(value) != 16:
+            length = "none" if value is None else f"{len(value)} bytes"
+            raise InputError(f"row {first + row} of {manifest} has {length} for a digest; an MD5 has 16 bytes.")
+    return np.frombuffer(b"".join(values), np.uint8).reshape(-1, 16)
+
+
+def _codes(manifest: Path, column: pa.Array, first: int) -> np.ndarray:
+    names = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    found = pc.index_in(names, pa.array(LISTED, names.type))  # pyright: ignore[reportAttributeAccessIssue]
+    codes = found.fill_null(-1).to_numpy()
+    unknown = np.flatnonzero(codes < 0)
+    if len(unknown):
+        row = int(unknown[0])
+        raise InputError(
+            f"row {first + row} of {manifest} has the split {names[row].as_py()!r}; there are {', '.join(LISTED)}."
+        )
+    return codes.astype(np.int8)
+
+
+def write_unmatched(reduced: list[Path], path: Path) -> Unmatched:
+    """Write what only the sources or only the manifest has, if there is anything: side, accession, digest.
+
+    Args:
+        reduced: the folders of the reduced buckets, in order.
+        path: of the table to write.
+    """
+    counts = [0, 0]
+
+    def rows():
+        for folder in reduced:
+            lines = unlisted(folder)
+            counts[0] += len(lines)
+            yield from (f"not in the published split\t{line}\n" for line in lines)
+            digests = absent(folder)
+            counts[1] += len(digests)
+            yield from (f"not in the sources\t\t{digest.tobytes().hex()}\n" for digest in digests)
+
+    lines = rows()
+    first = next(lines, None)
+    if first is not None:
+        with whole_file(path) as handle:
+            handle.write("side\taccession\tdigest\n")
+            handle.write(first)
+            handle.writelines(lines)
+    return Unmatched(*counts)
