@@ -32,6 +32,7 @@ TESTED_ELSEWHERE = {
     f"data/{name}.py": "data/test_ingest.py"
     for name in ("ingest_config", "intake", "local_engine", "stages", "processes", "workplace", "summary")
 } | {
+    "data/decisions.py": "data/test_split_identity.py",
     "models/attention/identity.py": "models/attention/test_mechanisms.py",
     "models/attention/buckets.py": "models/attention/test_reformer.py",
 }

@@ -54,7 +54,10 @@ MANIFEST_SCHEMA = pa.schema(
         "taxon": pa.int32(),
     }
 )
-"""One row an example, in the dataset's order: train, valid, test, ood, and by digest inside each."""
+"""One row an example, in the dataset's order: train, valid, test, ood, and by digest inside each.
+
+Splits by identity add the split `near` at the end: sequences that are no examples, since they are in no split.
+"""
 
 DESCRIPTION = (
     "Protein sequences, each once, in the order of their MD5, split at random and by held-out Pfam families. "

@@ -115,7 +115,9 @@ def ingest_command(arguments: Any) -> None:
     if "sample" in sources:
         sources[sources.index("sample")] = os.fspath(SAMPLE / "proteins.fasta.gz")
         families = (*families, os.fspath(SAMPLE / "pfam.tsv.gz"))
-    splits = SplitsConfig(arguments.valid, arguments.test, _held_out(arguments.held_out))
+    splits = SplitsConfig(
+        arguments.valid, arguments.test, _held_out(arguments.held_out), arguments.split_identity, arguments.splits
+    )
     config = IngestConfig(
         splits,
         families,

@@ -29,6 +29,17 @@ What becomes of them
   depends on the content of the files and on the options, neither on their order
   nor on the number of workers.
 
+Splits by distance
+  With --split-identity 0.5 no sequence of train is 50 % identical, or more, to
+  one of valid, test or ood. MMseqs2 makes clusters, each goes whole to one
+  side; then all of valid, test and ood is searched against all of train, and
+  what is that near leaves train, until a search finds nothing. The manifest
+  lists it as near; it is in no split. Identity is that of MMseqs2's local
+  alignment: identical columns over all columns, gaps included (--seq-id-mode
+  0). An alignment counts if it covers 80 % of one of its two sequences
+  (--cov-mode 1 or 2, -c 0.8) with an E-value of at most 10. Sequences below 14
+  residues cannot be searched for: those outside ood are near.
+
 What is wrong
   A record with a letter that is no residue, or with another length or CRC64
   than its entry says, is rejected, counted, and listed in rejects.tsv with its
@@ -52,6 +63,9 @@ OUTPUT holds
   statistics.json         counts, lengths and residues of every split
   provenance.json         sources and tables with MD5, release, count of rejects
   rejects.tsv             records that were not taken, and why
+  identity.md .json .png .pdf .parquet   with --split-identity: how near train
+                          is to each other split, before and after
+  unmatched.tsv           with --splits: what only one side has
   families_rejects.tsv    proteins of which a table knows another version
 
 Exit status
@@ -67,6 +81,12 @@ Examples
   UniRef50 in parts, families from Pfam's own table:
     proteinlm ingest 'gs://bucket/uniref50/*.fasta.zst' --output data/uniref50
         --families Pfam-A.regions.uniprot.tsv.gz
+  No protein of train within 50 % of one that is evaluated:
+    proteinlm ingest uniprot_sprot.dat.gz --output data/sprot50
+        --split-identity 0.5
+  The same splits again, from another's manifest:
+    proteinlm ingest uniprot_sprot.dat.gz --output data/again
+        --splits published/manifest.parquet
   Your own proteins, families by search, two of them held out:
     proteinlm ingest mine/*.fasta --pfam-hmm Pfam-A.hmm.gz --output data/mine
         --held-out PF04420,PF03938
@@ -138,6 +158,15 @@ class SplitOptions:
     """Fraction, from 0 to 1, of the other sequences that is put into valid."""
     test: Annotated[float, tyro.conf.arg(metavar="FRACTION")] = 0.01
     """Fraction, from 0 to 1, of the other sequences that is put into test."""
+    split_identity: Annotated[
+        float | None, tyro.conf.arg(metavar="FRACTION", help_behavior_hint="(default: splits by digest)")
+    ] = None
+    """Splits by distance: no sequence of train is this identical, above 0 to 1, or more, to one of another split; see
+    above. Below 0.3 no search finds everything. Needs MMseqs2 (apt-get install mmseqs2, or from conda's bioconda)."""
+    splits: Annotated[Path | None, tyro.conf.arg(metavar="MANIFEST", help_behavior_hint=_NONE)] = None
+    """manifest.parquet of a published dataset: each sequence gets the split that it has there, found by its digest;
+    the other options of this group do not count. A sequence that the manifest lacks gets none: it is left out, counted
+    and listed in unmatched.tsv, like what the manifest has and the sources have not."""
 
 
 @described

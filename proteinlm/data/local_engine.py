@@ -24,6 +24,7 @@ from proteinlm.data.dataset import (
     write_tfds_metadata,
 )
 from proteinlm.data.datasheet import write_datasheet
+from proteinlm.data.decisions import Decisions
 from proteinlm.data.hmm import Searched
 from proteinlm.data.ingest_config import IngestConfig
 from proteinlm.data.intake import Intake
@@ -33,7 +34,7 @@ from proteinlm.data.pfam_run import FAMILY_REJECTS, FamilySources
 from proteinlm.data.processes import Submit, pool, wait_for_processes
 from proteinlm.data.sources import Block, SourceFile
 from proteinlm.data.spill import bucket_folder, drop_bucket
-from proteinlm.data.splits import SPLITS
+from proteinlm.data.splits import LISTED, SPLITS
 from proteinlm.data.summary import Summary
 from proteinlm.data.workplace import DATASET
 
@@ -84,6 +85,7 @@ class LocalEngine:
         if not self.folder.is_dir():
             # Finished, but for removing its scratch files, and its dataset has been removed since.
             (folder / MARKER).unlink(missing_ok=True)
+        self.decisions = Decisions(config.splits, self.work, self.num_buckets, self.progress)
         self.marker = Marker(folder / MARKER, self._inputs())
 
     def _inputs(self) -> dict[str, Any]:
@@ -99,6 +101,7 @@ class LocalEngine:
             "release": self.release,
             **{f"source {file.path}": file.stamp for file in self.files},
             **self.families.inputs(),
+            **self.decisions.inputs(),
         }
 
     def run(self) -> Summary:
@@ -109,11 +112,17 @@ class LocalEngine:
             with self._phase("families"):
                 self.families.read(submit, self.marker.state.get("families", False))
                 self.marker.note(families=True)
+            if self.config.splits.manifest is not None:
+                with self._phase("manifest"):
+                    self._decide(submit)
             with self._phase("map"):
                 self._map(submit)
             if self.config.profiles:
                 with self._phase("search"):
                     self._search(submit)
+            if self.config.splits.identity is not None:
+                with self._phase("identity"):
+                    self._decide(submit)
             with self._phase("reduce"):
                 reduced, counts = self._reduce(submit)
             with self._phase("write"):
@@ -201,15 +210,23 @@ class LocalEngine:
         else:
             self.families.searched = Searched(**known)
 
+    def _decide(self, submit: Submit) -> None:
+        made = self.marker.state.get("decided")
+        if made is None:
+            self.marker.note(decided=self.decisions.decide(submit, self.config.num_workers))
+        else:
+            self.decisions.made = made
+
     def _reduce(self, submit: Submit) -> tuple[stages.ReduceResult, dict[str, list[int]]]:
         known = self.marker.state.get("reduced", 0)
         dropped = 0
         bar = self.progress.add_task("sorting", total=self.num_buckets, completed=known, detail="")
         reduced = stages.ReduceResult()
-        counts: dict[str, list[int]] = {split: [] for split in SPLITS}
+        counts: dict[str, list[int]] = {split: [] for split in LISTED}
         for bucket, result in enumerate(self._results(submit, known)):
             for split in SPLITS:
                 counts[split].append(result.statistics[split].count)
+            counts["near"].append(result.near)
             reduced.update(result)
             if bucket < known:
                 continue
@@ -233,10 +250,11 @@ class LocalEngine:
         summary.rejected, summary.rejects = intake.rejected, intake.rejects
         summary.statistics = reduced.statistics
         summary.with_families = reduced.with_families
+        summary.near, summary.unlisted = reduced.near, reduced.unlisted
         summary.malformed, summary.unknown = families.malformed, families.unknown
         summary.mismatched, summary.searched = families.mismatched, families.searched
         missing = [family for family in self.config.splits.held_out if not reduced.held_out[family]]
-        if missing:
+        if missing and self.config.splits.manifest is None:
             listed = ", ".join(missing[:SHOWN]) + (" ..." if len(missing) > SHOWN else "")
             of = f"{len(missing)} of {len(self.config.splits.held_out)} held-out families"
             ood = "" if reduced.statistics["ood"].count else "; the split ood is empty"
@@ -264,6 +282,9 @@ class LocalEngine:
             self.progress.advance(bar)
         lengths = {split: [shard.length for shard in some] for split, some in plan.items()}
         write_tfds_metadata(self.folder, name, lengths)
+        folders = [stages.reduced_folder(self.work, bucket) for bucket in range(self.num_buckets)]
+        self.decisions.finish(folders, self.folder, self.summary.listed)
+        self.summary.absent = self.decisions.unmatched.absent
         statistics = {split: s.to_json() for split, s in reduced.statistics.items()}
         write_json(self.folder / STATISTICS, {"unit": "residues", "splits": statistics})
         provenance = self._provenance(reduced)
@@ -272,6 +293,8 @@ class LocalEngine:
 
     def _provenance(self, reduced: stages.ReduceResult) -> dict[str, Any]:
         intake, splits = self.intake, self.config.splits
+        held_out = splits.held_out if splits.manifest is None else ()
+        near = {"near": reduced.near} if reduced.near else {}
         return {
             "fingerprint": self.marker.state["fingerprint"],
             "written_by": f"proteinlm {__version__}",
@@ -279,13 +302,13 @@ class LocalEngine:
             **({"release": self.release} if self.release else {}),
             "sources": intake.sources,
             **self.families.provenance(),
-            "splits": {"valid": splits.valid, "test": splits.test, "held_out": list(splits.held_out)},
-            "held_out_sequences": {family: reduced.held_out[family] for family in splits.held_out},
+            "splits": self.decisions.provenance(),
+            "held_out_sequences": {family: reduced.held_out[family] for family in held_out},
             "records": {
                 "read": intake.records,
                 "taken": intake.taken,
                 "rejected": dict(sorted(intake.rejected.items())),
             },
-            "sequences": {split: s.count for split, s in reduced.statistics.items()},
+            "sequences": {**{split: s.count for split, s in reduced.statistics.items()}, **near},
             "sequences_with_families": reduced.with_families,
         }

@@ -72,6 +72,10 @@ class Worker:
         """Search a piece of what was chosen."""
         return hmm.search_piece(piece, self.work)
 
+    def sequences(self, bucket: int) -> None:
+        """Write the distinct sequences of a bucket for splits by identity."""
+        stages.write_distinct(bucket, self.work, self.splits)
+
     def reduce(self, bucket: int) -> stages.ReduceResult:
         """Reduce a bucket."""
         return stages.reduce_bucket(bucket, self.work, self.splits)

@@ -2,6 +2,7 @@
 
 map      parse records, add families, append them to buckets by digest        (spill.py)
 reduce   sort a bucket by digest, make copies one record, add what a search found, split, serialise
+         (splits by identity are decided before, of what is distinct in all buckets)
 write    cut each split into shards of equal numbers, in the order of the digests; the manifest likewise
 
 Each is independent of how many processes run it and in which order. Memory holds one block or one bucket a
@@ -25,12 +26,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
+from proteinlm.data import split_identity
+from proteinlm.data.assignments import UNLISTED, look_up, save_unmatched
 from proteinlm.data.dataset import MANIFEST, MANIFEST_SCHEMA, RECORD_OPTIONS, encode_example, shard_name
 from proteinlm.data.hmm import add_found
 from proteinlm.data.pfam_table import FamilyTables, Mismatch, own_families
 from proteinlm.data.sources import Block
 from proteinlm.data.spill import NO_TAXON, Columns, columns, numbers, read_bucket, spill
-from proteinlm.data.splits import SPLITS, SplitsConfig, merge, split_codes
+from proteinlm.data.splits import LISTED, NEAR, SPLITS, SplitsConfig, merge, split_codes
 from proteinlm.data.statistics import SplitStatistics, count_residues
 from proteinlm.data.uniprot import Record, Reject, parse
 
@@ -85,12 +88,16 @@ class ReduceResult:
         example_bytes: of each split.
         held_out: number of sequences with each held-out family.
         with_families: sequences that have a family at all.
+        near: sequences that are in the manifest and in no split.
+        unlisted: sequences that a published split does not have.
     """
 
     statistics: dict[str, SplitStatistics] = field(default_factory=dict)
     example_bytes: dict[str, int] = field(default_factory=dict)
     held_out: Counter = field(default_factory=Counter)
     with_families: int = 0
+    near: int = 0
+    unlisted: int = 0
 
     def update(self, other: "ReduceResult") -> None:
         """Add another bucket."""
@@ -99,6 +106,8 @@ class ReduceResult:
             self.example_bytes[split] = self.example_bytes.get(split, 0) + other.example_bytes[split]
         self.held_out.update(other.held_out)
         self.with_families += other.with_families
+        self.near += other.near
+        self.unlisted += other.unlisted
 
     def to_json(self) -> dict[str, Any]:
         """Return what `of_json` reads."""
@@ -108,7 +117,7 @@ class ReduceResult:
     def of_json(cls, fields: dict[str, Any]) -> "ReduceResult":
         """Read what `to_json` and JSON made of one."""
         statistics = {split: SplitStatistics.from_json(s) for split, s in fields["statistics"].items()}
-        return cls(statistics, fields["example_bytes"], Counter(fields["held_out"]), fields["with_families"])
+        return cls(**{**fields, "statistics": statistics, "held_out": Counter(fields["held_out"])})
 
 
 @dataclass(frozen=True)
@@ -155,8 +164,8 @@ def _record(columns: Columns, row: int) -> Record:
     )
 
 
-def reduce_bucket(bucket: int, work: Path, config: SplitsConfig) -> ReduceResult:
-    """Make copies one record, split, write examples and manifest rows."""
+def _distinct(bucket: int, work: Path, config: SplitsConfig) -> tuple[Columns, _Unique, list[frozenset[bytes]]]:
+    """Return the records of a bucket, what is distinct of them, and the held-out families of each of these."""
     columns = read_bucket(work, bucket)
     keys = numbers(columns.digests)
     order = np.lexsort((keys[:, 1], keys[:, 0]))
@@ -165,34 +174,61 @@ def reduce_bucket(bucket: int, work: Path, config: SplitsConfig) -> ReduceResult
     add_found(work, bucket, columns.digests[unique.rows], unique.families)
     held_out = frozenset(family.encode() for family in config.held_out)
     meets = functools.lru_cache(None)(lambda text: frozenset(text.split(b";")) & held_out)
-    met = [meets(text) if text else frozenset() for text in unique.families]
-    high = numbers(columns.digests[unique.rows])[:, 0]
-    codes = split_codes(high, np.fromiter(map(bool, met), bool, len(met)), config)
-    ends = np.cumsum(columns.lengths, dtype=np.int64)
-    result = ReduceResult(with_families=sum(map(bool, unique.families)))
+    return columns, unique, [meets(text) if text else frozenset() for text in unique.families]
+
+
+def _sequences(columns: Columns, rows: np.ndarray) -> list[bytes]:
+    ends = np.cumsum(columns.lengths, dtype=np.int64)[rows].tolist()
+    return [
+        columns.sequences[end - length : end] for end, length in zip(ends, columns.lengths[rows].tolist(), strict=True)
+    ]
+
+
+def write_distinct(bucket: int, work: Path, config: SplitsConfig) -> None:
+    """Write the distinct sequences of a bucket for splits by identity."""
+    columns, unique, met = _distinct(bucket, work, config)
+    rows, ood = unique.rows, np.fromiter(map(bool, met), bool, len(met))
+    sequences = _sequences(columns, rows)
+    split_identity.write_sequences(work, bucket, columns.digests[rows], columns.lengths[rows], ood, sequences)
+
+
+def reduce_bucket(bucket: int, work: Path, config: SplitsConfig) -> ReduceResult:
+    """Make copies one record, split, write examples and manifest rows."""
+    columns, unique, met = _distinct(bucket, work, config)
+    all_digests = columns.digests[unique.rows]
+    decided = look_up(work, bucket, all_digests)
+    held_out = np.fromiter(map(bool, met), bool, len(met))
+    codes = split_codes(numbers(all_digests)[:, 0], held_out, config) if decided is None else decided.codes
+    result = ReduceResult(
+        with_families=sum(map(bool, unique.families)),
+        near=int((codes == NEAR).sum()),
+        unlisted=int((codes == UNLISTED).sum()),
+    )
     for families in filter(None, met):
         result.held_out.update(family.decode() for family in families)
     folder = reduced_folder(work, bucket)
     # What a killed process has left.
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for code, split in enumerate(SPLITS):
+    for code, split in enumerate(LISTED):
         places = np.flatnonzero(codes == code)
         rows = unique.rows[places]
         lengths = columns.lengths[rows]
-        sequences = [
-            columns.sequences[end - length : end]
-            for end, length in zip(ends[rows].tolist(), lengths.tolist(), strict=True)
-        ]
+        digests = columns.digests[rows]
+        if len(places):
+            _write_rows(folder / f"{split}.arrow", split, unique, places, digests, lengths)
+        if code == NEAR:
+            continue
+        sequences = _sequences(columns, rows)
         statistics = SplitStatistics()
         statistics.add(lengths, count_residues(sequences))
         statistics.add_families([unique.families[place] for place in places.tolist()])
         result.statistics[split] = statistics
         result.example_bytes[split] = 0
         if len(places):
-            digests = columns.digests[rows]
             result.example_bytes[split] = _write_examples(folder / split, unique, places, digests, sequences)
-            _write_rows(folder / f"{split}.arrow", split, unique, places, digests, lengths)
+    if decided is not None:
+        save_unmatched(folder, decided, all_digests, unique.names)
     (folder / _RESULT).write_text(json.dumps(result.to_json()))
     return result
 
@@ -324,18 +360,21 @@ def _examples(path: Path, start: int, stop: int) -> Iterator[bytes]:
 def write_manifest(bucket_counts: Mapping[str, Sequence[int]], work: Path, folder: Path) -> str:
     """Write the manifest in row groups of equal size and return the dataset's fingerprint.
 
-    The fingerprint is SHA-256 over each split's name, number of sequences and digests, in order.
+    The fingerprint is SHA-256 over each split's name, number of sequences and digests, in order; near sequences, which
+    are in no split, are no part of it.
     """
     state = hashlib.sha256()
     rest = MANIFEST_SCHEMA.empty_table()
     options = {"compression": "zstd", "use_dictionary": ["split", "families.list.element"]}
     with pq.ParquetWriter(folder / MANIFEST, MANIFEST_SCHEMA, **options) as writer:
         for split, counts in bucket_counts.items():
-            state.update(f"{split} {sum(counts)}\n".encode())
+            if split in SPLITS:
+                state.update(f"{split} {sum(counts)}\n".encode())
             for bucket in np.flatnonzero(counts).tolist():
                 with pa.OSFile(str(reduced_folder(work, bucket) / f"{split}.arrow")) as file:
                     rows = pa.ipc.open_file(file).read_all()
-                state.update(b"".join(rows.column("digest").to_pylist()))
+                if split in SPLITS:
+                    state.update(b"".join(rows.column("digest").to_pylist()))
                 # Each file has its own dictionary of one split; row groups cross splits.
                 rest = pa.concat_tables([rest, rows]).unify_dictionaries()
                 while len(rest) >= _ROW_GROUP:

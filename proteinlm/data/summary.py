@@ -2,6 +2,7 @@
 
 import functools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from proteinlm.data.hmm import Searched
 from proteinlm.data.pfam_join import BadRow
 from proteinlm.data.pfam_run import FAMILY_REJECTS
+from proteinlm.data.published import UNMATCHED
 from proteinlm.data.statistics import SplitStatistics, render
 
 
@@ -24,13 +26,15 @@ class Summary:
         rejects: the first of them: source, record number, accession, reason, detail.
         statistics: of each split.
         with_families: sequences that have a family.
+        near: sequences that are in no split since they are near to an evaluated one (see split_identity.py).
+        unlisted, absent: sequences that only the sources have, or only the manifest whose splits are taken over.
         malformed: rows of family tables that could not be read: how many, and the first ones.
         unknown: accessions of family tables that no source has: how many, and the first ones.
         mismatched: records of which a family table knows another version; its families were left out.
         searched: what a search with profiles did, None without one.
         warnings: sentences for the user.
         taken_up: what an ingest that was stopped had finished, in words; empty if there was none.
-        seconds: wall time of each phase: families, map, search (if there is one), reduce, write.
+        seconds: wall time of each phase: families, map, reduce, write; search, manifest, identity if there are any.
     """
 
     output: Path
@@ -40,6 +44,9 @@ class Summary:
     rejects: list[tuple[str, int, str, str, str]] = field(default_factory=list)
     statistics: dict[str, SplitStatistics] = field(default_factory=dict)
     with_families: int = 0
+    near: int = 0
+    unlisted: int = 0
+    absent: int = 0
     malformed: tuple[int, tuple[BadRow, ...]] = (0, ())
     unknown: tuple[int, tuple[str, ...]] = (0, ())
     mismatched: int = 0
@@ -49,9 +56,14 @@ class Summary:
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
+    def listed(self) -> int:
+        """Number of distinct sequences that the manifest has."""
+        return sum(s.count for s in self.statistics.values()) + self.near
+
+    @property
     def sequences(self) -> int:
         """Number of distinct sequences."""
-        return sum(s.count for s in self.statistics.values())
+        return self.listed + self.unlisted
 
     def print(self, console: Console) -> None:
         """Print Table 1, the amino-acid frequencies, what was rejected or unknown, where the time went."""
@@ -65,6 +77,7 @@ class Summary:
             f"{self.records - self.taken:,} rejected; {self.with_families:,} of {self.sequences:,} "
             "sequences have a family."
         )
+        self._say_splits(say)
         for reason, number in sorted(self.rejected.items()):
             say(f"  rejected, {reason}: {number:,}")
         for path, number, accession, reason, detail in self.rejects:
@@ -98,3 +111,11 @@ class Summary:
         )
         say(f"{total:.1f} s, {rate} ({shares})")
         say(f"the dataset is in {self.output}")
+
+    def _say_splits(self, say: Callable[[str], None]) -> None:
+        if self.near:
+            say(f"  near, and so in no split: {self.near:,} sequences, which the manifest lists")
+        if self.unlisted:
+            say(f"  not in the published split, and so left out: {self.unlisted:,} sequences, in {UNMATCHED}")
+        if self.absent:
+            say(f"  in the published split and in none of the sources: {self.absent:,} sequences, in {UNMATCHED}")
