@@ -41,6 +41,8 @@ from proteinlm.data.workplace import DATASET
 MARKER = Path("scratch") / "marker.json"
 SHARD_BYTES = 256 << 20
 _MAX_BUCKETS = 1 << 14
+_SCRATCH = 1
+"""Counts the ways in which scratch files have been written; what another one has left is not read."""
 
 
 class LocalEngine:
@@ -93,6 +95,7 @@ class LocalEngine:
         config, splits = self.config, self.config.splits
         return {
             "version": __version__,
+            "scratch files": _SCRATCH,
             "buckets": self.num_buckets,
             "name": config.name,
             "shards": config.shards,
@@ -130,7 +133,10 @@ class LocalEngine:
         return self.summary
 
     def _take_up(self) -> None:
+        """Make the folders, or find out what is finished in them and remove the rest."""
         state = self.marker.state
+        if self.work.is_dir():
+            wait_for_processes(self.work)
         if not self.marker.old:
             if self.marker.other:
                 self.console.print(
@@ -144,7 +150,6 @@ class LocalEngine:
                 bucket_folder(self.work, bucket).mkdir(parents=True)
             self.marker.save()
             return
-        wait_for_processes(self.work)
         kept = {*state.get("written", ()), *((REJECTS, FAMILY_REJECTS) if "intake" in state else ())}
         for path in self.folder.iterdir():
             if path.name not in kept:
@@ -183,25 +188,19 @@ class LocalEngine:
         total = before + sum(file.size for file in self.files[first:])
         bar = self.progress.add_task("reading", total=total, completed=before, detail="")
         start, records = time.perf_counter(), self.intake.records
-        current = first
-        for (index, form), result in submit("map", self._blocks(first), keyed=True):
-            if index != current:
-                self._end_source()
-                current = index
+        for (form, last), result in submit("map", self._blocks(first), keyed=True):
             self.intake.take(form, result)
+            if last:
+                self.intake.end_source()
+                self.marker.note(intake=self.intake.state())
             rate = (self.intake.records - records) / (time.perf_counter() - start)
             detail = f"{self.intake.records:,} records, {rate:,.0f}/s"
             self.progress.update(bar, completed=before + sum(file.read for file in self.files), detail=detail)
-        self._end_source()
 
-    def _blocks(self, first: int) -> Iterator[tuple[tuple[int, str], tuple[int, Block]]]:
+    def _blocks(self, first: int) -> Iterator[tuple[tuple[str, bool], tuple[int, Block]]]:
         for index in range(first, len(self.files)):
             for block in self.files[index].blocks(self.config.block_bytes):
-                yield (index, block.format), (index, block)
-
-    def _end_source(self) -> None:
-        self.intake.end_source()
-        self.marker.note(intake=self.intake.state())
+                yield (block.format, block.last), (index, block)
 
     def _search(self, submit: Submit) -> None:
         known = self.marker.state.get("searched")

@@ -1,5 +1,7 @@
 """Ingests that are killed and started again: byte for byte the dataset of one that was not, and little done twice."""
 
+import gzip
+import io
 import json
 import multiprocessing
 import os
@@ -16,6 +18,7 @@ import pytest
 
 from proteinlm.data import hmm, local_engine, marker, stages
 from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
+from proteinlm.data.locations import Location
 from proteinlm.data.splits import SplitsConfig
 from proteinlm.errors import InputError
 
@@ -280,6 +283,28 @@ def test_a_full_disk_keeps_what_is_finished(tmp_path, stopped, monkeypatch):
         with pytest.raises(InputError, match=r"the disk of .* is full.*kept in .*\.out\.partial: the same command"):
             again(tmp_path)
     assert "8 of 8 buckets" in again(tmp_path).taken_up
+
+
+def test_a_read_error_in_the_third_file_keeps_the_first_two(tmp_path, stopped, monkeypatch):
+    opened = Location.open
+
+    class Broken(io.BytesIO):
+        def read(self, *_):
+            raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Location, "open", lambda self: Broken() if self.name.endswith("c.fasta") else opened(self))
+        with pytest.raises(InputError, match=r"c\.fasta cannot be read beyond byte 0 .*the same command goes on"):
+            again(tmp_path)
+    assert "2 of 3 sources were read" in again(tmp_path).taken_up
+
+
+def test_a_source_that_is_damaged_leaves_nothing(tmp_path, stopped):
+    """It will be another file when it is mended, and the dataset another one."""
+    (tmp_path / "c.fasta").write_bytes(gzip.compress((tmp_path / "c.fasta").read_bytes())[:-9])
+    with pytest.raises(InputError, match=r"c\.fasta is cut short.*download it again\.$"):
+        again(tmp_path)
+    assert not (tmp_path / ".out.partial").exists()
 
 
 def test_scratch_of_a_finished_ingest_is_removed(tmp_path, monkeypatch):
