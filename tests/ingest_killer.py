@@ -23,6 +23,8 @@ from proteinlm.data.local_engine import MARKER
 from proteinlm.data.splits import SplitsConfig
 
 NEVER = 0
+# File operations, enough for one source or some buckets.
+LIFE = 150
 
 
 class Child:
@@ -138,7 +140,7 @@ def main(place, step):
     # One that is killed again and again comes to its end as well.
     deaths = 0
     while not output.exists() and deaths < 100:
-        deaths += run_child(place, output, 4 * step)[0]
+        deaths += run_child(place, output, LIFE)[0]
     same = contents(output) == right
     print(json.dumps({"whole": whole, "runs": runs, "deaths": deaths, "same": same}))
 
