@@ -241,7 +241,8 @@ def test_a_dataset_by_identity_and_one_that_was_stopped(tmp_path, monkeypatch):
     ingest(sources, tmp_path / "rebuilt", replace(config, splits=manifest))
     original, rebuilt = files(tmp_path / "one"), files(tmp_path / "rebuilt")
     assert {name for name in original if original[name] != rebuilt.get(name)} == {
-        "provenance.json", "datasheet.md", "datasheet.html", *(f"identity.{kind}" for kind in ("json", "md", "png", "pdf", "parquet")),
+        "provenance.json", "datasheet.md", "datasheet.html",
+        *(f"identity.{kind}" for kind in ("json", "md", "png", "pdf", "parquet")),
     }  # fmt: skip
 
 
