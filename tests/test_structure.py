@@ -33,6 +33,7 @@ TESTED_ELSEWHERE = {
     for name in ("ingest_config", "intake", "local_engine", "stages", "processes", "workplace", "summary")
 } | {
     "data/decisions.py": "data/test_split_identity.py",
+    "data/pfam_counts.py": "data/test_pfam_join.py",
     "models/attention/identity.py": "models/attention/test_mechanisms.py",
     "models/attention/buckets.py": "models/attention/test_reformer.py",
 }

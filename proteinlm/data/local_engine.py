@@ -3,7 +3,7 @@
 import contextlib
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from proteinlm.data.dataset import (
     REJECTS,
     STATISTICS,
     VERSION,
-    shard_name,
     write_json,
     write_tfds_metadata,
 )
@@ -34,12 +33,11 @@ from proteinlm.data.pfam_run import FAMILY_REJECTS, FamilySources
 from proteinlm.data.processes import Submit, pool, wait_for_processes
 from proteinlm.data.sources import Block, SourceFile
 from proteinlm.data.spill import bucket_folder, drop_bucket
-from proteinlm.data.splits import LISTED, SPLITS
+from proteinlm.data.splits import SPLITS
 from proteinlm.data.summary import Summary
 from proteinlm.data.workplace import DATASET
 
 MARKER = Path("scratch") / "marker.json"
-SHARD_BYTES = 256 << 20
 _MAX_BUCKETS = 1 << 14
 _SCRATCH = 1
 """Counts the ways in which scratch files have been written; what another one has left is not read."""
@@ -217,31 +215,24 @@ class LocalEngine:
             self.decisions.made = made
 
     def _reduce(self, submit: Submit) -> tuple[stages.ReduceResult, dict[str, list[int]]]:
+        reduced, counts = stages.add_up(self._results(submit))
+        self._sum_up(reduced)
+        return reduced, counts
+
+    def _results(self, submit: Submit) -> Iterator[stages.ReduceResult]:
         known = self.marker.state.get("reduced", 0)
         dropped = 0
         bar = self.progress.add_task("sorting", total=self.num_buckets, completed=known, detail="")
-        reduced = stages.ReduceResult()
-        counts: dict[str, list[int]] = {split: [] for split in LISTED}
-        for bucket, result in enumerate(self._results(submit, known)):
-            for split in SPLITS:
-                counts[split].append(result.statistics[split].count)
-            counts["near"].append(result.near)
-            reduced.update(result)
-            if bucket < known:
-                continue
+        for bucket in range(known):
+            yield stages.reduced_before(bucket, self.work)
+        for bucket, result in enumerate(submit("reduce", range(known, self.num_buckets)), known):
+            yield result
             self.progress.advance(bar)
             # Records are given up when the marker says that they are not needed again.
             if self.marker.note(reduced=bucket + 1):
                 for done in range(dropped, bucket + 1):
                     drop_bucket(self.work, done)
                 dropped = bucket + 1
-        self._sum_up(reduced)
-        return reduced, counts
-
-    def _results(self, submit: Submit, known: int) -> Iterator[stages.ReduceResult]:
-        for bucket in range(known):
-            yield stages.reduced_before(bucket, self.work)
-        yield from submit("reduce", range(known, self.num_buckets))
 
     def _sum_up(self, reduced: stages.ReduceResult) -> None:
         summary, families, intake = self.summary, self.families, self.intake
@@ -260,15 +251,7 @@ class LocalEngine:
             summary.warnings.append(f"no sequence has {of} ({listed}){ood}.")
 
     def _write(self, submit: Submit, reduced: stages.ReduceResult, counts: dict[str, list[int]]) -> None:
-        name = self.config.name
-        plan = {
-            split: stages.plan_shards(
-                split, counts[split], self.config.shards or -(-reduced.example_bytes[split] // SHARD_BYTES)
-            )
-            for split in SPLITS
-        }
-        shards = [shard for some in plan.values() for shard in some]
-        tasks = {MANIFEST: counts, **{shard_name(name, s.split, s.index, s.num_shards): s for s in shards}}
+        tasks = stages.plan_files(self.config.name, reduced, counts, self.config.shards)
         state = self.marker.state
         written = list(state.get("written", ()))
         bar = self.progress.add_task("writing", total=len(tasks), completed=len(written), detail="")
@@ -279,16 +262,23 @@ class LocalEngine:
                 state["fingerprint"] = done
             self.marker.note(written=written)
             self.progress.advance(bar)
-        lengths = {split: [shard.length for shard in some] for split, some in plan.items()}
-        write_tfds_metadata(self.folder, name, lengths)
         folders = [stages.reduced_folder(self.work, bucket) for bucket in range(self.num_buckets)]
         self.decisions.finish(folders, self.folder, self.summary.listed)
         self.summary.absent = self.decisions.unmatched.absent
+        self._describe(tasks.values(), reduced)
+
+    def _describe(self, tasks: Iterable[stages.Shard | dict], reduced: stages.ReduceResult) -> None:
+        """Write what stands beside shards and manifest."""
+        lengths: dict[str, list[int]] = {split: [] for split in SPLITS}
+        for task in tasks:
+            if isinstance(task, stages.Shard):
+                lengths[task.split].append(task.length)
+        write_tfds_metadata(self.folder, self.config.name, lengths)
         statistics = {split: s.to_json() for split, s in reduced.statistics.items()}
         write_json(self.folder / STATISTICS, {"unit": "residues", "splits": statistics})
         provenance = self._provenance(reduced)
         write_json(self.folder / PROVENANCE, provenance)
-        write_datasheet(self.folder, name, reduced.statistics, provenance)
+        write_datasheet(self.folder, self.config.name, reduced.statistics, provenance)
 
     def _provenance(self, reduced: stages.ReduceResult) -> dict[str, Any]:
         intake, splits = self.intake, self.config.splits

@@ -14,7 +14,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +23,8 @@ from zlib import crc32
 import numpy as np
 
 from proteinlm.data.locations import expand
-from proteinlm.data.pfam import SHOWN
-from proteinlm.data.pfam_formats import TableBlock, parse_rows, table_blocks
+from proteinlm.data.pfam_counts import TableCounts, TableFile, TableResult
+from proteinlm.data.pfam_formats import Row, TableBlock, parse_rows, table_blocks
 from proteinlm.data.sources import SourceFile
 from proteinlm.errors import InputError
 from proteinlm.files import whole_file
@@ -59,56 +59,12 @@ class TableTask(NamedTuple):
     block: TableBlock
 
 
-class TableResult(NamedTuple):
-    """What a block held: rows read, how many are of use, which cannot be read (line within the block, how it begins),
-    and the length in bytes of the longest key."""
-
-    number: int
-    good: int
-    bad: list[tuple[int, str]]
-    width: int
-
-
 class SortTask(NamedTuple):
     """A partition to sort, and the length in bytes of the longest key of all."""
 
     folder: Path
     partition: int
     width: int
-
-
-class BadRow(NamedTuple):
-    """A row of a table that could not be read: its file, line (from 1) and how it begins."""
-
-    path: str
-    line: int
-    text: str
-
-
-@dataclass(frozen=True)
-class TableFile:
-    """A table that was read.
-
-    Attributes:
-        path, bytes, md5: of the file.
-        format: as `pfam_formats.Kind`.
-        rows: that were read, headers not counted.
-        malformed: how many of them could not be read.
-        shown: the first of these.
-    """
-
-    path: str
-    bytes: int
-    md5: str
-    format: str
-    rows: int
-    malformed: int
-    shown: tuple[BadRow, ...]
-
-    @classmethod
-    def of_json(cls, fields: dict[str, Any]) -> "TableFile":
-        """Read what `asdict` and JSON made of one."""
-        return cls(**{**fields, "shown": tuple(BadRow(*row) for row in fields["shown"])})
 
 
 def key(accession: bytes) -> bytes:
@@ -153,12 +109,9 @@ def join_tables(
     Raises:
         InputError: a file is unreadable, empty, or not one of its rows can be used.
     """
-    sources = sorted(map(SourceFile, expand([*paths])), key=lambda source: source.path)
-    if len(sources) > MAX_TABLES:
-        raise InputError(f"{len(sources)} tables of families are more than {MAX_TABLES}: write some into one file.")
+    sources = open_tables(paths)
     shutil.rmtree(folder, ignore_errors=True)
-    text = sum(source.text_size for source in sources)
-    partitions = min(1 << (max(1, -(-text // partition_bytes)) - 1).bit_length(), _MAX_PARTITIONS)
+    partitions = num_partitions(sources, partition_bytes)
     for partition in range(partitions):
         _rows_folder(folder, partition).mkdir(parents=True)
     files, width = _read(sources, folder, partitions, submit, lambda share: advance(0.6 * share))
@@ -166,11 +119,45 @@ def join_tables(
     for count in submit("sort", (SortTask(folder, partition, width) for partition in range(partitions))):
         counts.append(count)
         advance(0.6 + 0.4 * len(counts) / partitions)
+    _finish(folder, partitions, width, sum(counts), files)
+
+
+def open_tables(paths: Iterable[str | os.PathLike]) -> list[SourceFile]:
+    """Return the files that names and patterns mean, sorted by name; errors as for `join_tables`."""
+    sources = sorted(map(SourceFile, expand([*paths])), key=lambda source: source.path)
+    if len(sources) > MAX_TABLES:
+        raise InputError(f"{len(sources)} tables of families are more than {MAX_TABLES}: write some into one file.")
+    return sources
+
+
+def num_partitions(sources: Iterable[SourceFile], partition_bytes: int = PARTITION_BYTES) -> int:
+    """Return into how many partitions tables are cut, a power of two."""
+    text = sum(source.text_size for source in sources)
+    return min(1 << (max(1, -(-text // partition_bytes)) - 1).bit_length(), _MAX_PARTITIONS)
+
+
+def join_packed(chunks: Iterable[bytes], folder: Path, files: Sequence[TableFile]) -> None:
+    """Join rows that `packed_rows` has packed into `folder`, which is new, as one partition.
+
+    Args:
+        chunks: all rows of the accessions that will be looked up.
+        folder: for `pfam_table.FamilyTables` to open.
+        files: the tables, by the numbers that the chunks have for them.
+    """
+    _rows_folder(folder, 0).mkdir(parents=True)
+    with open(_rows_folder(folder, 0) / "chunks", "wb") as handle:
+        handle.writelines(chunks)
+        written = handle.tell()
+    rows = sort_partition(SortTask(folder, 0, _KEY_BYTES)) if written else 0
+    _finish(folder, 1, _KEY_BYTES, rows, files)
+
+
+def _finish(folder: Path, partitions: int, width: int, rows: int, files: Sequence[TableFile]) -> None:
     _concatenate(folder, partitions)
     # Which rows are asked for; every process marks them in the same bytes.
     with open(folder / USED, "wb") as handle:
-        handle.truncate(sum(counts))
-    index = {"partitions": partitions, "width": width, "rows": sum(counts), "files": [asdict(file) for file in files]}
+        handle.truncate(rows)
+    index = {"partitions": partitions, "width": width, "rows": rows, "files": [asdict(file) for file in files]}
     with whole_file(folder / INDEX) as handle:
         json.dump(index, handle)
 
@@ -190,26 +177,15 @@ def _read(
                 kinds[index] = block.form.kind
                 yield (index, before), TableTask(folder, partitions, index, block)
 
-    rows, good, malformed, width = [0] * len(sources), [0] * len(sources), [0] * len(sources), 1
-    shown: list[list[BadRow]] = [[] for _ in sources]
+    counts = [TableCounts(source.path) for source in sources]
+    width = 1
     size = sum(source.size for source in sources)
     for (index, before), result in submit("table", tasks(), keyed=True):
-        rows[index] += result.number
-        good[index] += result.good
-        malformed[index] += len(result.bad)
-        some = result.bad[: SHOWN - len(shown[index])]
-        shown[index] += [BadRow(sources[index].path, before + line, text) for line, text in some]
+        counts[index].add(before, result)
         width = max(width, result.width)
         advance(sum(source.read for source in sources) / max(size, 1))
-    for index, source in enumerate(sources):
-        if not good[index]:
-            raise InputError(
-                f"{source.path} has no row that can be used: name a table with rows ACCESSION<TAB>PF00001;PF00002, "
-                "Pfam-A.regions.uniprot.tsv.gz or protein2ipr.dat.gz."
-            )
     files = [
-        TableFile(s.path, s.size, s.md5, kinds[i], rows[i], malformed[i], tuple(shown[i]))
-        for i, s in enumerate(sources)
+        count.file(s.size, s.md5, kinds.get(i, "")) for i, (count, s) in enumerate(zip(counts, sources, strict=True))
     ]
     return files, width
 
@@ -220,9 +196,26 @@ def spill_rows(task: TableTask) -> TableResult:
     parsed = parse_rows(block)
     if not parsed.rows:
         return TableResult(parsed.number, len(parsed.rows), parsed.bad, 0)
-    names, families, checksums = zip(*parsed.rows, strict=True)
-    keys = list(map(key, names))
-    hashes = hashes_of(keys)
+    keys = [key(name) for name, _, _ in parsed.rows]
+    for partition, chunk in packed_rows(parsed.rows, keys, hashes_of(keys), table, partitions):
+        with open(_rows_folder(folder, partition) / str(os.getpid()), "ab") as handle:
+            handle.write(chunk)
+    return TableResult(parsed.number, len(parsed.rows), parsed.bad, max(map(len, keys)))
+
+
+def packed_rows(
+    rows: Sequence[Row], keys: Sequence[bytes], hashes: np.ndarray, table: int, partitions: int
+) -> Iterator[tuple[int, bytes]]:
+    """Yield each partition that rows of table number `table` belong to, and the chunk for its file.
+
+    Args:
+        rows: at least one.
+        keys: of the rows.
+        hashes: uint32 [n], by which rows are put into partitions.
+        table: see above.
+        partitions: a power of two.
+    """
+    _, families, checksums = zip(*rows, strict=True)
     order = np.argsort(hashes, kind="stable")
     edges = np.searchsorted(hashes[order], partition_edges(partitions)).tolist()
     picked = order.tolist()
@@ -231,10 +224,7 @@ def spill_rows(task: TableTask) -> TableResult:
             part = picked[start:stop]
             columns = [b"\n".join([column[i] for i in part]) for column in (keys, families)]
             columns.append(bytes.fromhex(b"".join([checksums[i] for i in part]).decode()))
-            header = _HEADER.pack(table, len(part), *map(len, columns))
-            with open(_rows_folder(folder, partition) / str(os.getpid()), "ab") as handle:
-                handle.write(header + b"".join(columns))
-    return TableResult(parsed.number, len(parsed.rows), parsed.bad, max(map(len, keys)))
+            yield partition, _HEADER.pack(table, len(part), *map(len, columns)) + b"".join(columns)
 
 
 def _rows_folder(folder: Path, partition: int) -> Path:

@@ -12,7 +12,8 @@ from rich.progress import Progress
 from proteinlm.data.hmm import ProfileFile, Searched, read_profiles, search_buckets
 from proteinlm.data.locations import Location, expand
 from proteinlm.data.pfam import SHOWN
-from proteinlm.data.pfam_join import BadRow, TableFile, join_tables
+from proteinlm.data.pfam_counts import BadRow, TableFile
+from proteinlm.data.pfam_join import join_tables
 from proteinlm.data.pfam_table import FamilyTables, Mismatch
 from proteinlm.data.processes import Submit
 

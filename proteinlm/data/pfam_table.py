@@ -17,7 +17,8 @@ import numpy as np
 
 from proteinlm.data.crc64 import crc64
 from proteinlm.data.pfam import SHOWN
-from proteinlm.data.pfam_join import COLUMNS, INDEX, USED, TableFile, hashes_of, join_tables, key, partition_edges
+from proteinlm.data.pfam_counts import TableFile
+from proteinlm.data.pfam_join import COLUMNS, INDEX, USED, hashes_of, join_tables, key, partition_edges
 from proteinlm.data.uniprot import Record
 
 DR_LINES = "DR lines"
@@ -29,11 +30,18 @@ _ISOFORM = re.compile(rb"(.+)-\d+")
 
 
 class Mismatch(NamedTuple):
-    """A protein whose CRC64 is not the one that a table was made from: the table knows another version of it."""
+    """A protein whose CRC64 is not the one that a table was made from: the table knows another version of it.
+
+    Attributes:
+        accession: of the protein.
+        of_table, of_sequence: the two CRC64.
+        place: of the record among those that were asked for.
+    """
 
     accession: str
     of_table: int
     of_sequence: int
+    place: int
 
 
 @dataclass
@@ -138,7 +146,7 @@ class FamilyTables:
         for place in sorted(other):
             # A row of another table, or of another version in the same one, may have been right.
             if not any(hit.checksum for hit in used.get(place, ())):
-                joined.mismatches.append(Mismatch(records[place].accession, other[place], own[place]))
+                joined.mismatches.append(Mismatch(records[place].accession, other[place], own[place], place))
         return joined
 
     def _find_proteins(self, records: Sequence[Record], found: set[int]) -> Iterator[_Hit]:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from proteinlm.data import hmm, stages
-from proteinlm.data.pfam_join import INDEX, SortTask, TableResult, TableTask, sort_partition, spill_rows
+from proteinlm.data.pfam_counts import TableResult
+from proteinlm.data.pfam_join import INDEX, SortTask, TableTask, sort_partition, spill_rows
 from proteinlm.data.pfam_table import FamilyTables
 from proteinlm.data.sources import Block
 from proteinlm.data.spill import cut_bucket

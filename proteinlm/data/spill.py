@@ -88,8 +88,8 @@ def bucket_codes(high: np.ndarray, num_buckets: int) -> np.ndarray:
     return (high >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(high), np.int64)
 
 
-def spill(records: Columns, sequences: list[bytes], work: Path, num_buckets: int, writer: str, source: int = 0) -> None:
-    """Append records of source number `source` to the files of their buckets."""
+def packed(records: Columns, sequences: list[bytes], num_buckets: int, source: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield each bucket that records of source number `source` belong to, and the chunk for its file."""
     codes = bucket_codes(numbers(records.digests)[:, 0], num_buckets)
     order = np.argsort(codes, kind="stable")
     edges = np.searchsorted(codes[order], np.arange(num_buckets + 1))
@@ -106,8 +106,14 @@ def spill(records: Columns, sequences: list[bytes], work: Path, num_buckets: int
             b"".join([sequences[i] for i in picked]),
         )
         header = _HEADER.pack(len(picked), source, *(len(part) for part in parts[1:]))
+        yield bucket, header + b"".join(parts)
+
+
+def spill(records: Columns, sequences: list[bytes], work: Path, num_buckets: int, writer: str, source: int = 0) -> None:
+    """Append records of source number `source` to the files of their buckets."""
+    for bucket, chunk in packed(records, sequences, num_buckets, source):
         with open(bucket_folder(work, bucket) / writer, "ab") as handle:
-            handle.write(header + b"".join(parts))
+            handle.write(chunk)
 
 
 def _chunks(path: Path) -> Iterator[tuple[int, list[bytes]]]:

@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +37,7 @@ from proteinlm.data.splits import LISTED, NEAR, SPLITS, SplitsConfig, merge, spl
 from proteinlm.data.statistics import SplitStatistics, count_residues
 from proteinlm.data.uniprot import Record, Reject, parse
 
+SHARD_BYTES = 256 << 20
 _ROW_GROUP = 1 << 17
 _RESULT = "result.json"
 
@@ -238,6 +239,18 @@ def reduced_before(bucket: int, work: Path) -> ReduceResult:
     return ReduceResult.of_json(json.loads((reduced_folder(work, bucket) / _RESULT).read_text()))
 
 
+def add_up(results: Iterable[ReduceResult]) -> tuple[ReduceResult, dict[str, list[int]]]:
+    """Return the sum of all buckets, and for each of `LISTED` how many rows of it each bucket has, in order."""
+    total = ReduceResult()
+    counts: dict[str, list[int]] = {split: [] for split in LISTED}
+    for result in results:
+        for split in SPLITS:
+            counts[split].append(result.statistics[split].count)
+        counts["near"].append(result.near)
+        total.update(result)
+    return total, counts
+
+
 def reduced_folder(work: Path, bucket: int) -> Path:
     """Return the folder of what one bucket was reduced to."""
     return work / "reduced" / f"{bucket:05d}"
@@ -322,6 +335,23 @@ def plan_shards(split: str, bucket_counts: Sequence[int], num_shards: int) -> li
                 pieces.append((bucket, max(start, low) - low, min(stop, high) - low))
         shards.append(Shard(split, index, num_shards, pieces))
     return shards
+
+
+def plan_files(
+    name: str, reduced: ReduceResult, counts: dict[str, list[int]], shards: int
+) -> dict[str, Shard | dict[str, list[int]]]:
+    """Return each file to write and its task: of a shard the shard, of the manifest the counts.
+
+    Args:
+        name: of the dataset.
+        reduced, counts: as `add_up` returns them.
+        shards: files a split is cut into; 0 takes one for each SHARD_BYTES.
+    """
+    tasks: dict[str, Shard | dict[str, list[int]]] = {MANIFEST: counts}
+    for split in SPLITS:
+        for shard in plan_shards(split, counts[split], shards or -(-reduced.example_bytes[split] // SHARD_BYTES)):
+            tasks[shard_name(name, split, shard.index, shard.num_shards)] = shard
+    return tasks
 
 
 def write_shard(shard: Shard, work: Path, folder: Path, name: str) -> None:

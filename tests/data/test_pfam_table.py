@@ -75,7 +75,7 @@ class TestChecksums:
         tables = opened(tmp_path, regions(("P1", good, "PF00001"), ("P2", 5, "PF00002"), ("P3", 7, "PF00003")))
         joined = tables.add([record("P1"), record("P2"), record("P4")])
         assert joined.families == [b"PF00001", b"", b""]
-        assert joined.mismatches == [("P2", 5, good)]
+        assert joined.mismatches == [("P2", 5, good, 1)]
         assert joined.sources == {DR_LINES: 0, tables.files[0].path: 1}
         # An accession that is known in another version is not unknown.
         assert tables.unused() == (1, ("P3",))
@@ -85,7 +85,7 @@ class TestChecksums:
         tables = opened(tmp_path, regions(("P1", 5, "PF00001"), ("P2", own, "PF00003")), "P1\tPF00002\nP2\tPF00002\n")
         joined = tables.add([record("P1"), record("P2")])
         assert joined.families == [b"PF00002", b"PF00002;PF00003"]
-        assert joined.mismatches == [("P1", 5, own)]
+        assert joined.mismatches == [("P1", 5, own, 0)]
 
     def test_two_versions_in_one_table(self, tmp_path):
         rows = [("P1", checksum(s), f"PF0000{i}") for i, s in enumerate((b"MKV", b"MKVA"))]
