@@ -50,6 +50,7 @@ def ingest(
     """
     config = config or IngestConfig()
     output = Path(output)
+    start = _engine(config, output)
     files = open_sources(sources)
     folder = partial_folder(output)
     engine: LocalEngine | None = None
@@ -60,7 +61,7 @@ def ingest(
 
     try:
         with workplace(output, kept):
-            engine = LocalEngine(files, folder, output, config, release, console or Console(stderr=True))
+            engine = start(files, folder, output, config, release, console or Console(stderr=True))
             return engine.run()
     except (InputError, OSError, BrokenProcessPool) as error:
         goes_on = engine is not None and kept(error)
@@ -70,6 +71,21 @@ def ingest(
         if goes_on:
             sentence += f" What is finished is kept in {folder}: the same command goes on from there."
         raise InputError(sentence) from error
+
+
+def _engine(config: IngestConfig, output: Path) -> type[LocalEngine]:
+    if config.engine == "local":
+        return LocalEngine
+    try:
+        from proteinlm.data.ingest_beam import BeamEngine, pipeline_options
+    except ImportError as error:
+        raise InputError(
+            "--engine beam needs Apache Beam: pip install 'proteinlm[beam]', in an environment of its own if another "
+            f"package needs protobuf 7 ({error})."
+        ) from error
+    # Before anything is made.
+    pipeline_options(config, output)
+    return BeamEngine
 
 
 def _may_pass(error: BaseException) -> bool:
@@ -125,6 +141,8 @@ def ingest_command(arguments: Any) -> None:
         search_all=arguments.pfam_hmm_all,
         name=arguments.name,
         shards=arguments.shards,
+        engine=arguments.engine,
+        beam_args=arguments.beam_args,
         workers=arguments.workers,
     )
     ingest(sources, arguments.output, config, release=release).print(Console())

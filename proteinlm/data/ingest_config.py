@@ -3,6 +3,7 @@
 import os
 import re
 from dataclasses import dataclass, field
+from typing import Literal
 
 from proteinlm.data.sources import BLOCK_BYTES
 from proteinlm.data.splits import SplitsConfig
@@ -11,7 +12,7 @@ from proteinlm.errors import InputError
 
 @dataclass(frozen=True)
 class IngestConfig:
-    """What a dataset is made of besides its sources; `workers`, `block_bytes` and `bucket_bytes` change nothing of it.
+    """What a dataset is made of besides its sources; what follows `shards` changes nothing of it.
 
     Attributes:
         splits: fractions and held-out families.
@@ -20,7 +21,9 @@ class IngestConfig:
         search_all: search those that have one as well.
         name: the dataset's name in TFDS.
         shards: files a split is cut into (at most one a sequence); 0 takes one for each 256 MiB.
-        workers: processes; 0 takes one a core, 1 starts none.
+        engine: "local", the processes of this machine, or "beam", Apache Beam (ingest_beam.py).
+        beam_args: Beam's pipeline options, as on a command line; empty for this machine's memory.
+        workers: processes of the local engine; 0 takes one a core, 1 starts none.
         block_bytes: text that one process parses at a time.
         bucket_bytes: text that a bucket is meant for; a process holds one bucket at a time, in about four
             times this.
@@ -32,6 +35,8 @@ class IngestConfig:
     search_all: bool = False
     name: str = "proteins"
     shards: int = 0
+    engine: Literal["local", "beam"] = "local"
+    beam_args: str = ""
     workers: int = 0
     block_bytes: int = BLOCK_BYTES
     bucket_bytes: int = 32 << 20
@@ -41,6 +46,8 @@ class IngestConfig:
             raise InputError(f"the name {self.name!r} is no TFDS name: small letters, digits and _, a letter first.")
         if self.search_all and not self.profiles:
             raise InputError("--pfam-hmm-all needs profiles to search with: name them with --pfam-hmm.")
+        if self.beam_args and self.engine != "beam":
+            raise InputError("--beam-args needs --engine beam.")
         for name, least in (("shards", 0), ("workers", 0), ("block_bytes", 1), ("bucket_bytes", 1)):
             if getattr(self, name) < least:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}.")

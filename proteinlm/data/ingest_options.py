@@ -174,8 +174,15 @@ class SplitOptions:
 class EngineOptions:
     """How the work is done; nothing of this changes the dataset, except into how many files it is cut."""
 
+    engine: Literal["local", "beam"] = "local"
+    """local: the processes of this machine. beam: Apache Beam, on a cluster or here, with the same dataset at the end;
+    sources and OUTPUT must be reachable by the same names on all of its machines, and a job that was stopped begins
+    anew. Needs pip install 'proteinlm[beam]'."""
+    beam_args: Annotated[str, tyro.conf.arg(metavar="ARGS", help_behavior_hint="(default: here, in memory)")] = ""
+    """Beam's pipeline options in quotes: "--runner=DataflowRunner --region=europe-west4 ...". Workers need the same
+    proteinlm, in their container (--sdk_container_image)."""
     workers: Annotated[int, tyro.conf.arg(metavar="N")] = 0
-    """Processes; 0 means one a core, 1 starts none. It may change from one start to the next."""
+    """Processes of the local engine; 0 means one a core, 1 starts none. It may change from one start to the next."""
     shards: Annotated[int, tyro.conf.arg(metavar="N")] = 0
     """Files a split is cut into, equal parts in the order of the digests; 0 makes one for each 256 MiB."""
 
@@ -203,12 +210,23 @@ def parse_ingest(arguments: Sequence[str]) -> SimpleNamespace:
     """Return the fields of `Ingest` and of its groups, all on one level, as `ingest_command` takes them."""
     given = tyro.cli(
         Ingest,
-        args=arguments,
+        args=_glued(arguments),
         prog="proteinlm ingest",
         description=_PAGE,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
     )
     return SimpleNamespace(**_flat(given))
+
+
+def _glued(arguments: Sequence[str]) -> list[str]:
+    """Write `--beam-args VALUE` as one argument: a value that begins with -- would be taken for an option."""
+    glued: list[str] = []
+    for argument in arguments:
+        if glued and glued[-1] in ("--beam-args", "--beam_args"):
+            glued[-1] += f"={argument}"
+        else:
+            glued.append(argument)
+    return glued
 
 
 def _flat(options: Any) -> dict[str, Any]:

@@ -2,18 +2,37 @@
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from proteinlm.data.dataset import REJECTS
 from proteinlm.data.pfam import SHOWN
 from proteinlm.data.pfam_run import FamilySources
-from proteinlm.data.sources import SourceFile
 from proteinlm.data.stages import MapResult
 from proteinlm.errors import InputError
 
 _HEADER = "source\trecord\taccession\treason\tdetail\n"
+
+
+class Source(Protocol):
+    """What is said of a source: `SourceFile`, or what a worker elsewhere has read of one."""
+
+    @property
+    def path(self) -> str:
+        """The name that is shown."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Bytes where it is stored."""
+        ...
+
+    @property
+    def md5(self) -> str:
+        """Of its bytes, once they are read."""
+        ...
 
 
 class Intake:
@@ -31,7 +50,7 @@ class Intake:
         rejects: the first of them: source, record number, accession, reason, detail.
     """
 
-    def __init__(self, files: list[SourceFile], folder: Path, families: FamilySources):
+    def __init__(self, files: Sequence[Source], folder: Path, families: FamilySources):
         self._files, self._path, self._families = files, folder / REJECTS, families
         self.sources: list[dict[str, Any]] = []
         self.records = self.taken = 0
