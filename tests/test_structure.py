@@ -34,6 +34,7 @@ TESTED_ELSEWHERE = {
 } | {
     "data/decisions.py": "data/test_split_identity.py",
     "data/pfam_counts.py": "data/test_pfam_join.py",
+    "data/beam_steps.py": "data/test_ingest_beam.py",
     "models/attention/identity.py": "models/attention/test_mechanisms.py",
     "models/attention/buckets.py": "models/attention/test_reformer.py",
 }

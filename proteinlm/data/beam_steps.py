@@ -14,6 +14,7 @@ import re
 import shutil
 import tempfile
 import uuid
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -84,33 +85,38 @@ def note(job: Job, kind: str, name: str, content: bytes) -> None:
         os.replace(folder / name, job.work / kind / name)
 
 
-@contextlib.contextmanager
-def _told(job: Job) -> Iterator[None]:
-    """Leave a note of what is wrong with the input: of an error itself runners pass on little."""
-    try:
-        yield
-    except InputError as error:
-        note(job, "troubles", uuid.uuid4().hex, str(error).encode())
-        raise
-
-
 class _Step(beam.DoFn):
+    """One step: `outputs` of an element, which tells of what the user can mend, since runners pass on little of it."""
+
     def __init__(self, job: Job):
         super().__init__()
         self.job = job
+
+    def process(self, element):
+        """Yield `outputs`."""
+        try:
+            yield from self.outputs(element)
+        except (InputError, OSError) as error:
+            # A disk that is full has no room for a note.
+            with contextlib.suppress(OSError):
+                note(self.job, "troubles", uuid.uuid4().hex, str(error).encode())
+            raise
+
+    @abstractmethod
+    def outputs(self, element: Any) -> Iterable[Any]:
+        """Yield what the step makes of an element."""
 
 
 class ReadSource(_Step):
     """(index, path) -> (index, number, *block) for each block of a source."""
 
-    def process(self, element):
+    def outputs(self, element):
         """Read a file from its beginning to its end."""
         index, path = element
         number = 0
-        with _told(self.job):
-            file = SourceFile(path)
-            for number, block in enumerate(file.blocks(self.job.config.block_bytes), 1):
-                yield index, number - 1, *block
+        file = SourceFile(path)
+        for number, block in enumerate(file.blocks(self.job.config.block_bytes), 1):
+            yield index, number - 1, *block
         end = {"size": file.size, "md5": file.md5, "blocks": number}
         note(self.job, "sources", f"{index}", json.dumps(end).encode())
 
@@ -118,7 +124,7 @@ class ReadSource(_Step):
 class MapBlock(_Step):
     """(index, number, *block) -> (bucket, chunk), or (partition, records) if there are tables; ACCOUNTS."""
 
-    def process(self, element):
+    def outputs(self, element):
         """Parse a block."""
         index, number, form, data, last = element
         parsed = parse(Block(form, data, last))
@@ -156,15 +162,14 @@ def _by_partition(records: Sequence[Record], partitions: int) -> Iterator[tuple[
 class ReadTable(_Step):
     """(index, path) -> (index, lines before, block) for each block of a table of families."""
 
-    def process(self, element):
+    def outputs(self, element):
         """Read a file from its beginning to its end."""
         index, path = element
         kind = ""
-        with _told(self.job):
-            source = SourceFile(path)
-            for before, block in table_blocks(source):
-                kind = block.form.kind
-                yield index, before, pickle.dumps(block)
+        source = SourceFile(path)
+        for before, block in table_blocks(source):
+            kind = block.form.kind
+            yield index, before, pickle.dumps(block)
         end = {"bytes": source.size, "md5": source.md5, "format": kind}
         note(self.job, "tables", f"{index}", json.dumps(end).encode())
 
@@ -172,7 +177,7 @@ class ReadTable(_Step):
 class MapTable(_Step):
     """(index, lines before, block) -> (partition, chunk of rows); ACCOUNTS."""
 
-    def process(self, element):
+    def outputs(self, element):
         """Parse a block of a table."""
         index, before, data = element
         block: TableBlock = pickle.loads(data)
@@ -188,21 +193,20 @@ class MapTable(_Step):
 class CountTable(_Step):
     """(index, what was read of each block of a table) -> a note."""
 
-    def process(self, element):
+    def outputs(self, element):
         """Count, and refuse a table of which nothing can be used."""
         index, parts = element
         counts = TableCounts(self.job.tables[index])
         for before, result in sorted(map(pickle.loads, parts)):
             counts.add(before, result)
-        with _told(self.job):
-            made = counts.file(0, "", "")
-        note(self.job, "rows", f"{index}", json.dumps(asdict(made)).encode())
+        note(self.job, "rows", f"{index}", json.dumps(asdict(counts.file(0, "", ""))).encode())
+        return ()
 
 
 class JoinFamilies(_Step):
     """(partition, rows of tables and records) -> (bucket, chunk); ACCOUNTS and a note."""
 
-    def process(self, element):
+    def outputs(self, element):
         """Add families to the records of a partition."""
         partition, groups = element
         files = [TableFile(path, 0, "", "", 0, 0, ()) for path in self.job.tables]
@@ -227,7 +231,7 @@ class JoinFamilies(_Step):
 class Account(_Step):
     """((index, group), what was read of some blocks of a source) -> a note, in the order of the blocks."""
 
-    def process(self, element):
+    def outputs(self, element):
         """Put blocks in order, and what families made of each beside it."""
         (index, group), parts = element
         blocks: dict[int, tuple[str, stages.MapResult]] = {}
@@ -240,18 +244,14 @@ class Account(_Step):
         for number, (form, result) in sorted(blocks.items()):
             found = sorted(mismatches[number], key=lambda one: one.place)
             made.append((form, result._replace(mismatches=found)))
-        note(self.job, ACCOUNTS, account_name(index, group), pickle.dumps(made))
-
-
-def account_name(index: int, group: int) -> str:
-    """Return the name of an account; their order is that of the sources and blocks."""
-    return f"{index:08d}-{group:08d}"
+        note(self.job, ACCOUNTS, f"{index:08d}-{group:08d}", pickle.dumps(made))
+        return ()
 
 
 class Reduce(_Step):
     """(bucket, chunks) -> bucket, when what it was reduced to is in the scratch folder."""
 
-    def process(self, element):
+    def outputs(self, element):
         """Reduce a bucket on the worker's own disk."""
         bucket, chunks = element
         job, config = self.job, self.job.config
@@ -287,11 +287,11 @@ def _appear(whole: Path, folder: Path) -> None:
 
 
 class PlanFiles(_Step):
-    """Anything, once all buckets are reduced -> (file, task) of each file of the dataset."""
+    """All buckets, when they are reduced -> (file, task) of each file of the dataset."""
 
-    def process(self, element, buckets):
+    def outputs(self, element):
         """Plan what `WriteFile` does."""
-        missing = set(range(self.job.num_buckets)).difference(buckets)
+        missing = set(range(self.job.num_buckets)).difference(element)
         if missing:
             raise RuntimeError(f"buckets {sorted(missing)} were not reduced")
         for file, task in plan(self.job)[1].items():
@@ -307,7 +307,7 @@ def plan(job: Job) -> tuple[stages.ReduceResult, dict[str, Any]]:
 class WriteFile(_Step):
     """(file, task) -> nothing, when the shard or the manifest is in the dataset's folder; a note of the fingerprint."""
 
-    def process(self, element):
+    def outputs(self, element):
         """Write one file."""
         file, data = element
         task, job = pickle.loads(data), self.job
@@ -318,3 +318,4 @@ class WriteFile(_Step):
             else:
                 stages.write_shard(task, job.work, attempt, job.config.name)
             os.replace(attempt / file, job.folder / file)
+        return ()

@@ -63,8 +63,11 @@ def pipeline_options(config: IngestConfig, output: Path) -> PipelineOptions:
     try:
         options = PipelineOptions(shlex.split(config.beam_args or DEFAULT_ARGS))
         runner = options.view_as(StandardOptions).runner
-    except (ValueError, SystemExit) as error:
+    except ValueError as error:
         raise InputError(f"--beam-args {config.beam_args!r} cannot be read ({error}).") from error
+    except SystemExit as error:
+        # Beam has already said why.
+        raise InputError(f"--beam-args {config.beam_args!r} cannot be read.") from error
     if not runner:
         raise InputError(f"--beam-args {config.beam_args!r} names no runner: write --runner=DataflowRunner or another.")
     return options
@@ -114,7 +117,7 @@ class BeamEngine(LocalEngine):
         for kind in steps.NOTES:
             (self.work / kind).mkdir(parents=True)
         if self.config.profiles:
-            self.families.profiles = read_profiles(self.config.profiles, self.work)
+            self.families.profiles = read_profiles(self.families.profile_paths, self.work)
         tables = open_tables(self.config.families)
         partitions = max(self.num_buckets, num_partitions(tables)) if tables else 0
         names = tuple(table.path for table in tables)
@@ -247,16 +250,13 @@ def build(pipeline: beam.Pipeline, job: steps.Job, sources: Iterable[str], table
     )  # fmt: skip
     # Each bucket is reduced, one without records as well.
     seeds = pipeline | "name buckets" >> beam.Create([(bucket, b"") for bucket in range(job.num_buckets)])
-    buckets = (
+    _ = (
         (chunks, seeds)
         | "all chunks" >> beam.Flatten()
         | "by digest" >> beam.GroupByKey()
         | "reduce" >> beam.ParDo(steps.Reduce(job))
-    )  # fmt: skip
-    _ = (
-        pipeline
-        | "begin to write" >> beam.Create([None])
-        | "plan" >> beam.ParDo(steps.PlanFiles(job), beam.pvalue.AsIter(buckets))
+        | "all buckets" >> beam.combiners.ToList()
+        | "plan" >> beam.ParDo(steps.PlanFiles(job))
         | "spread files" >> beam.Reshuffle()
         | "write" >> beam.ParDo(steps.WriteFile(job))
     )

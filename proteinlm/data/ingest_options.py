@@ -51,7 +51,8 @@ What is stopped
   unfinished. An ingest that was killed, or had no room or memory left, goes on
   with the same command: sources that were read to their end, sorted buckets and
   written files are kept, but for the last seconds. With other sources or
-  options it is refused until you remove that folder. Ctrl-C removes it.
+  options it is refused until you remove that folder. Ctrl-C removes it. With
+  --engine beam a job that was stopped begins anew.
 
 What it needs
   Disk, on that of OUTPUT: about three times the text of the sequences, of which
@@ -90,6 +91,9 @@ Examples
   Your own proteins, families by search, two of them held out:
     proteinlm ingest mine/*.fasta --pfam-hmm Pfam-A.hmm.gz --output data/mine
         --held-out PF04420,PF03938
+  On a cluster, into a folder that all its machines have mounted:
+    proteinlm ingest 'gs://bucket/trembl/*.dat.gz' --output /mnt/shared/trembl
+        --engine beam --beam-args "--runner=DataflowRunner --region=..."
 """
 
 _NONE = "(default: none)"
@@ -175,12 +179,12 @@ class EngineOptions:
     """How the work is done; nothing of this changes the dataset, except into how many files it is cut."""
 
     engine: Literal["local", "beam"] = "local"
-    """local: the processes of this machine. beam: Apache Beam, on a cluster or here, with the same dataset at the end;
-    sources and OUTPUT must be reachable by the same names on all of its machines, and a job that was stopped begins
-    anew. Needs pip install 'proteinlm[beam]'."""
+    """local: the processes of this machine. beam: Apache Beam, on a cluster or here, with the same dataset, byte for
+    byte. All of its machines must reach the sources and OUTPUT, a folder of a shared file system, by the same names.
+    Needs pip install 'proteinlm[beam]'."""
     beam_args: Annotated[str, tyro.conf.arg(metavar="ARGS", help_behavior_hint="(default: here, in memory)")] = ""
-    """Beam's pipeline options in quotes: "--runner=DataflowRunner --region=europe-west4 ...". Workers need the same
-    proteinlm, in their container (--sdk_container_image)."""
+    """Beam's pipeline options in quotes, as "--runner=FlinkRunner --flink_master=HOST:8081". Workers need the same
+    proteinlm, most simply in their container (--sdk_container_image)."""
     workers: Annotated[int, tyro.conf.arg(metavar="N")] = 0
     """Processes of the local engine; 0 means one a core, 1 starts none. It may change from one start to the next."""
     shards: Annotated[int, tyro.conf.arg(metavar="N")] = 0
