@@ -23,7 +23,7 @@ from typing import Any
 
 import apache_beam as beam  # pyright: ignore[reportMissingImports]
 import numpy as np
-from apache_beam.metrics import Metrics  # pyright: ignore[reportMissingImports]
+from apache_beam.metrics.metric import Metrics  # pyright: ignore[reportMissingImports]
 from apache_beam.pvalue import TaggedOutput  # pyright: ignore[reportMissingImports]
 
 from proteinlm.data import hmm, stages
