@@ -35,6 +35,7 @@ TESTED_ELSEWHERE = {
     "data/decisions.py": "data/test_split_identity.py",
     "data/pfam_counts.py": "data/test_pfam_join.py",
     "data/beam_steps.py": "data/test_ingest_beam.py",
+    "data/shard_plan.py": "data/test_ingest.py",
     "models/attention/identity.py": "models/attention/test_mechanisms.py",
     "models/attention/buckets.py": "models/attention/test_reformer.py",
 }

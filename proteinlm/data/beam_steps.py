@@ -33,6 +33,7 @@ from proteinlm.data.pfam_counts import TableCounts, TableFile, TableResult
 from proteinlm.data.pfam_formats import TableBlock, parse_rows, table_blocks
 from proteinlm.data.pfam_join import hashes_of, join_packed, key, packed_rows, partition_edges
 from proteinlm.data.pfam_table import FamilyTables, own_families
+from proteinlm.data.shard_plan import plan_files
 from proteinlm.data.sources import Block, SourceFile
 from proteinlm.data.spill import bucket_folder, columns, packed
 from proteinlm.data.uniprot import Record, parse
@@ -299,9 +300,9 @@ class PlanFiles(_Step):
 
 
 def plan(job: Job) -> tuple[stages.ReduceResult, dict[str, Any]]:
-    """Return the sum of the reduced buckets, and the files to write (see `stages.plan_files`)."""
+    """Return the sum of the reduced buckets, and the files to write (see `shard_plan.plan_files`)."""
     reduced, counts = stages.add_up(stages.reduced_before(bucket, job.work) for bucket in range(job.num_buckets))
-    return reduced, stages.plan_files(job.config.name, reduced, counts, job.config.shards)
+    return reduced, plan_files(job.config.name, counts, reduced.example_bytes, job.config.shards)
 
 
 class WriteFile(_Step):

@@ -31,6 +31,7 @@ from proteinlm.data.marker import Marker
 from proteinlm.data.pfam import SHOWN
 from proteinlm.data.pfam_run import FAMILY_REJECTS, FamilySources
 from proteinlm.data.processes import Submit, pool, wait_for_processes
+from proteinlm.data.shard_plan import Shard, plan_files
 from proteinlm.data.sources import Block, SourceFile
 from proteinlm.data.spill import bucket_folder, drop_bucket
 from proteinlm.data.splits import SPLITS
@@ -251,7 +252,7 @@ class LocalEngine:
             summary.warnings.append(f"no sequence has {of} ({listed}){ood}.")
 
     def _write(self, submit: Submit, reduced: stages.ReduceResult, counts: dict[str, list[int]]) -> None:
-        tasks = stages.plan_files(self.config.name, reduced, counts, self.config.shards)
+        tasks = plan_files(self.config.name, counts, reduced.example_bytes, self.config.shards)
         state = self.marker.state
         written = list(state.get("written", ()))
         bar = self.progress.add_task("writing", total=len(tasks), completed=len(written), detail="")
@@ -267,11 +268,11 @@ class LocalEngine:
         self.summary.absent = self.decisions.unmatched.absent
         self._describe(tasks.values(), reduced)
 
-    def _describe(self, tasks: Iterable[stages.Shard | dict], reduced: stages.ReduceResult) -> None:
+    def _describe(self, tasks: Iterable[Shard | Mapping], reduced: stages.ReduceResult) -> None:
         """Write what stands beside shards and manifest."""
         lengths: dict[str, list[int]] = {split: [] for split in SPLITS}
         for task in tasks:
-            if isinstance(task, stages.Shard):
+            if isinstance(task, Shard):
                 lengths[task.split].append(task.length)
         write_tfds_metadata(self.folder, self.config.name, lengths)
         statistics = {split: s.to_json() for split, s in reduced.statistics.items()}

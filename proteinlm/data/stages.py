@@ -31,13 +31,13 @@ from proteinlm.data.assignments import UNLISTED, look_up, save_unmatched
 from proteinlm.data.dataset import MANIFEST, MANIFEST_SCHEMA, RECORD_OPTIONS, encode_example, shard_name
 from proteinlm.data.hmm import add_found
 from proteinlm.data.pfam_table import FamilyTables, Mismatch, own_families
+from proteinlm.data.shard_plan import Shard
 from proteinlm.data.sources import Block
 from proteinlm.data.spill import NO_TAXON, Columns, columns, numbers, read_bucket, spill
 from proteinlm.data.splits import LISTED, NEAR, SPLITS, SplitsConfig, merge, split_codes
 from proteinlm.data.statistics import SplitStatistics, count_residues
 from proteinlm.data.uniprot import Record, Reject, parse
 
-SHARD_BYTES = 256 << 20
 _ROW_GROUP = 1 << 17
 _RESULT = "result.json"
 
@@ -297,61 +297,6 @@ def _write_rows(path: Path, split: str, unique: _Unique, places, digests: np.nda
     )
     with open(path, "wb") as handle, pa.ipc.new_file(handle, MANIFEST_SCHEMA) as writer:
         writer.write_batch(batch)
-
-
-class Shard(NamedTuple):
-    """One file to write: its number of `num_shards`, and rows start ... stop of reduced buckets, in order."""
-
-    split: str
-    index: int
-    num_shards: int
-    pieces: list[tuple[int, int, int]]
-
-    @property
-    def length(self) -> int:
-        """Number of examples."""
-        return sum(stop - start for _, start, stop in self.pieces)
-
-
-def plan_shards(split: str, bucket_counts: Sequence[int], num_shards: int) -> list[Shard]:
-    """Cut a split into shards whose numbers of examples differ by one at most, in the order of the digests.
-
-    Args:
-        bucket_counts: examples of the split in each bucket, in order.
-        num_shards: more than there are examples is as many as there are.
-    """
-    edges = np.concatenate(([0], np.cumsum(bucket_counts)))
-    total = int(edges[-1])
-    num_shards = min(num_shards, total)
-    shards = []
-    for index in range(num_shards):
-        start, stop = total * index // num_shards, total * (index + 1) // num_shards
-        pieces = []
-        for bucket in range(int(np.searchsorted(edges, start, "right")) - 1, len(bucket_counts)):
-            low, high = int(edges[bucket]), int(edges[bucket + 1])
-            if low >= stop:
-                break
-            if min(stop, high) > max(start, low):
-                pieces.append((bucket, max(start, low) - low, min(stop, high) - low))
-        shards.append(Shard(split, index, num_shards, pieces))
-    return shards
-
-
-def plan_files(
-    name: str, reduced: ReduceResult, counts: dict[str, list[int]], shards: int
-) -> dict[str, Shard | dict[str, list[int]]]:
-    """Return each file to write and its task: of a shard the shard, of the manifest the counts.
-
-    Args:
-        name: of the dataset.
-        reduced, counts: as `add_up` returns them.
-        shards: files a split is cut into; 0 takes one for each SHARD_BYTES.
-    """
-    tasks: dict[str, Shard | dict[str, list[int]]] = {MANIFEST: counts}
-    for split in SPLITS:
-        for shard in plan_shards(split, counts[split], shards or -(-reduced.example_bytes[split] // SHARD_BYTES)):
-            tasks[shard_name(name, split, shard.index, shard.num_shards)] = shard
-    return tasks
 
 
 def write_shard(shard: Shard, work: Path, folder: Path, name: str) -> None:

@@ -19,8 +19,8 @@ from proteinlm.data import stages
 from proteinlm.data.crc64 import crc64
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
+from proteinlm.data.shard_plan import plan_shards
 from proteinlm.data.splits import SPLITS, SplitsConfig
-from proteinlm.data.stages import plan_shards
 from proteinlm.data.uniprot import read_records
 from proteinlm.errors import InputError
 
