@@ -139,6 +139,8 @@ class BeamEngine(LocalEngine):
         except (ValueError, ImportError) as error:
             raise InputError(f"--beam-args {self.config.beam_args!r}: {error}") from error
         build(pipeline, job, [file.path for file in self.files], [table.path for table in tables])
+        if self.console.is_terminal:
+            self.console.print("the job runs on Beam; its runner tells how far it is.")
         try:
             running = pipeline.run()
             try:
@@ -147,12 +149,12 @@ class BeamEngine(LocalEngine):
                 running.cancel()
                 raise
         except Exception as error:
-            troubles = self._notes("troubles")
-            if troubles:
-                raise InputError(troubles[min(troubles)].decode()) from error
+            for trouble in self._notes("troubles").values():
+                raise InputError(trouble.decode()) from error
             raise
         if state != PipelineState.DONE:
-            raise InputError(f"the Beam job ended as {state}: its runner's log says why.")
+            troubles = [trouble.decode() for trouble in self._notes("troubles").values()]
+            raise InputError(" ".join(troubles[:1]) or f"the Beam job ended as {state}: its runner's log says why.")
 
     def _notes(self, kind: str) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (self.work / kind).iterdir()}

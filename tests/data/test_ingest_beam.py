@@ -8,6 +8,7 @@ import pickle
 import random
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from backports import zstd
@@ -234,6 +235,25 @@ class TestNothingIsHalfThere:
         with pytest.raises(InputError, match="No space left on device"):
             ingest(few[0], tmp_path / "out", with_beam(SMALL))
         assert not (tmp_path / "out").exists()
+        assert not (tmp_path / ".out.partial").exists()
+
+    def test_a_job_that_fails_elsewhere(self, few, tmp_path, monkeypatch):
+        job = SimpleNamespace(wait_until_finish=lambda: "FAILED")
+        monkeypatch.setattr("apache_beam.Pipeline.run", lambda *_: job)
+        with pytest.raises(InputError, match="the Beam job ended as FAILED"):
+            ingest(few[0], tmp_path / "out", with_beam(SMALL))
+        assert not (tmp_path / ".out.partial").exists()
+
+    def test_an_interrupt_cancels_the_job(self, few, tmp_path, monkeypatch):
+        def interrupted():
+            raise KeyboardInterrupt
+
+        cancelled = []
+        job = SimpleNamespace(wait_until_finish=interrupted, cancel=lambda: cancelled.append(True))
+        monkeypatch.setattr("apache_beam.Pipeline.run", lambda *_: job)
+        with pytest.raises(KeyboardInterrupt):
+            ingest(few[0], tmp_path / "out", with_beam(SMALL))
+        assert cancelled
         assert not (tmp_path / ".out.partial").exists()
 
     def test_what_a_dead_job_has_left_is_removed(self, few, tmp_path):
