@@ -32,7 +32,7 @@ def best_of(calls: dict[str, Callable[[], Any]], repeats: int, limit_s: float = 
         if time.perf_counter() - start > limit_s:
             break
         for name, call in calls.items():
-            for _ in range(2 if best[name] < 5 else 1):
+            for _ in range(2 if best[name] < 15 else 1):
                 best[name] = min(best[name], seconds(call))
     return best
 
