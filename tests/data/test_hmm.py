@@ -1,11 +1,11 @@
 """Profiles are made here by pyhmmer from single sequences; Pfam's own are used where the shared data are."""
 
 import gzip
-import io
 import sys
 
 import numpy as np
 import pytest
+from profiles import profile, written
 
 from proteinlm.data import hmm
 from proteinlm.data.hmm import Piece, Searched, add_found, choose, pieces, read_profiles, search, search_buckets
@@ -28,29 +28,12 @@ def unzipped(path):
     return gzip.decompress(path.read_bytes()).decode().splitlines()
 
 
-def profile(sequence, name="Kunitz_BPTI", accession="PF00014.99", gathering=(30.0, 30.0)):
-    amino = pyhmmer.easel.Alphabet.amino()
-    query = pyhmmer.easel.TextSequence(name=name.encode(), sequence=sequence.decode()).digitize(amino)
-    made, _, _ = pyhmmer.plan7.Builder(amino).build(query, pyhmmer.plan7.Background(amino))
-    made.accession = accession and accession.encode()
-    if gathering:
-        made.cutoffs.gathering = gathering
-    return made
-
-
-def written(*profiles):
-    text = io.BytesIO()
-    for one in profiles:
-        one.write(text)
-    return text.getvalue()
-
-
 @pytest.fixture(scope="session")
 def kunitz(sample, tmp_path_factory):
     """A file with one profile, of bovine trypsin inhibitor's 58 residues."""
     bpti = next(record for record in sample if record.accession == "P00974")
     path = tmp_path_factory.mktemp("hmm") / "mine.hmm"
-    path.write_bytes(written(profile(bpti.sequence[35:93])))
+    path.write_bytes(written(profile(bpti.sequence[35:93].decode())))
     return path
 
 
@@ -88,7 +71,7 @@ def test_as_hmmsearch_and_as_pfam_have_it(sample, tmp_path):
     members = [r for r in sample if family in table.get(r.accession, "")]
     chosen = members + sample[:300]
     path = tmp_path / "s3.hmm"
-    path.write_bytes(written(profile(members[0].sequence, "S3", family)))
+    path.write_bytes(written(profile(members[0].sequence.decode(), "S3", family)))
     found = search(unpacked(path, tmp_path), [r.sequence for r in chosen])
     names = {r.accession for r, families in zip(chosen, found, strict=True) if families == family.encode()}
     assert set(found) == {b"", family.encode()}
@@ -113,7 +96,7 @@ def test_the_cutoffs_decide_on_the_whole_sequence_and_on_a_domain(sample, tmp_pa
         [((30, 30), KUNITZ.encode()), ((1000, 1), b""), ((1, 1000), b""), ((1, 1), KUNITZ.encode())]
     ):
         path = tmp_path / f"{number}.hmm"
-        path.write_bytes(written(profile(bpti, gathering=tuple(map(float, gathering)))))
+        path.write_bytes(written(profile(bpti.decode(), gathering=tuple(map(float, gathering)))))
         assert search(unpacked(path, tmp_path / str(number)), [bpti]) == [expected]
 
 
@@ -133,7 +116,7 @@ def test_what_is_found_depends_on_the_sequence_alone(sample, kunitz, tmp_path, m
 def test_several_profiles_and_letters_that_are_no_residues(sample, tmp_path):
     one, other = sample[0].sequence, sample[1].sequence
     path = tmp_path / "two.hmm"
-    made = written(profile(one, "A", "PF00002.1"), profile(other, "B", "PF00001.1"))
+    made = written(profile(one.decode(), "A", "PF00002.1"), profile(other.decode(), "B", "PF00001.1"))
     path.write_bytes(made)
     assert search(unpacked(path, tmp_path), [one + b"XBZUO" + other, other, b"X", b"BZXOU" * 9]) == [
         b"PF00001;PF00002", b"PF00001", b"", b"",
@@ -209,7 +192,7 @@ class TestRefusals:
             read_profiles([str(path)], tmp_path)
 
     def test_profiles_that_cannot_be_used(self, tmp_path):
-        good, sequence = profile(b"MKVLAAGG"), b"MKVLAAGGW"
+        good, sequence = profile("MKVLAAGG"), "MKVLAAGGW"
         self.check(tmp_path, written(good, profile(sequence, "Z", gathering=None)), "profile Z has no gathering cut")
         self.check(tmp_path, written(good, profile(sequence, "Z", "RF00001")), "profile Z has no Pfam id")
         self.check(tmp_path, written(good, profile(sequence, "Z", None)), "profile Z has no Pfam id")
@@ -217,7 +200,7 @@ class TestRefusals:
     def test_files_that_hold_none(self, tmp_path):
         self.check(tmp_path, b"", r"x\.hmm")
         self.check(tmp_path, b">P1\nMKV\n", r"x\.hmm is not a file of HMMER's profiles")
-        whole = written(profile(b"MKVLAAGG"))
+        whole = written(profile("MKVLAAGG"))
         self.check(tmp_path, whole[: len(whole) // 2], r"x\.hmm is not a file of HMMER's profiles, or is damaged")
         self.check(tmp_path, gzip.compress(whole)[:-9], "cut short")
 

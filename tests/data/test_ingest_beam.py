@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from backports import zstd
 from conftest import sample_records
+from profiles import profile, written
 from rich.console import Console
 
 from proteinlm.data import stages
@@ -183,15 +184,9 @@ def test_relative_names_and_patterns(few, tmp_path, monkeypatch):
 
 @needs_beam
 def test_search_with_profiles(tmp_path):
-    pyhmmer = pytest.importorskip("pyhmmer", reason="needs pyhmmer: pip install 'proteinlm[pfam]'")
+    made = profile(sample_records()[0][1][:200], "x", "PF00042.1", (10.0, 10.0))
     sources, tables = make_sources(tmp_path, 300)
-    amino = pyhmmer.easel.Alphabet.amino()
-    query = pyhmmer.easel.TextSequence(name=b"x", sequence=sample_records()[0][1][:200]).digitize(amino)
-    made, _, _ = pyhmmer.plan7.Builder(amino).build(query, pyhmmer.plan7.Background(amino))
-    made.accession = "PF00042.1"
-    made.cutoffs.gathering = (10.0, 10.0)
-    with open(tmp_path / "one.hmm", "wb") as handle:
-        made.write(handle)
+    (tmp_path / "one.hmm").write_bytes(written(made))
     (tmp_path / "d.fasta").write_text(f">D1\n{sample_records()[0][1]}\n")
     config = dataclasses.replace(SMALL, families=tables[:1], profiles=(os.fspath(tmp_path / "one.hmm"),))
     summary = assert_same([*sources, tmp_path / "d.fasta"], tmp_path, config)

@@ -4,6 +4,7 @@ import hashlib
 import json
 
 import pytest
+from profiles import profile, written
 
 from proteinlm.data.crc64 import crc64
 from proteinlm.data.dataset import ProteinDataset
@@ -77,16 +78,9 @@ def test_tables_of_three_formats(proteins, tmp_path):
 
 
 def test_sequences_without_a_family_are_searched_before_splits_are_decided(proteins, tmp_path):
-    pyhmmer = pytest.importorskip("pyhmmer", reason="needs the extra `pfam`")
     path, chosen = proteins
-    amino = pyhmmer.easel.Alphabet.amino()
-    letters = chosen[-1].sequence[35:93].decode()
-    query = pyhmmer.easel.TextSequence(name=b"K", sequence=letters).digitize(amino)
-    profile, _, _ = pyhmmer.plan7.Builder(amino).build(query, pyhmmer.plan7.Background(amino))
-    profile.accession = b"PF00014.1"
-    profile.cutoffs.gathering = (30.0, 30.0)
-    with open(tmp_path / "x.hmm", "wb") as handle:
-        profile.write(handle)
+    made = profile(chosen[-1].sequence[35:93].decode(), "K", "PF00014.1")
+    (tmp_path / "x.hmm").write_bytes(written(made))
     (tmp_path / "t.tsv").write_text("".join(f"{r.accession}\tPF09999\n" for r in chosen[:20]))
     fields = {"splits": HELD, "families": (tmp_path / "t.tsv",), "profiles": (tmp_path / "x.hmm",)}
     summary = ingest([path], tmp_path / "one", IngestConfig(**fields, workers=1))

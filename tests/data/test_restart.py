@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from profiles import profile, written
 
 from proteinlm.data import hmm, local_engine, marker, stages
 from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
@@ -130,15 +131,8 @@ def test_a_worker_that_is_killed_costs_nothing_that_is_finished(tmp_path, monkey
 
 
 def test_pieces_that_were_searched_are_not_searched_again(tmp_path, stopped, monkeypatch):
-    pyhmmer = pytest.importorskip("pyhmmer", reason="needs the extra `pfam`")
-    amino = pyhmmer.easel.Alphabet.amino()
-    sequence = (tmp_path / "b.fasta").read_text().split()[1]
-    query = pyhmmer.easel.TextSequence(name=b"K", sequence=sequence).digitize(amino)
-    profile, _, _ = pyhmmer.plan7.Builder(amino).build(query, pyhmmer.plan7.Background(amino))
-    profile.accession = b"PF00014.1"
-    profile.cutoffs.gathering = (10.0, 10.0)
-    with open(tmp_path / "x.hmm", "wb") as handle:
-        profile.write(handle)
+    made = profile((tmp_path / "b.fasta").read_text().split()[1], "K", "PF00014.1", (10.0, 10.0))
+    (tmp_path / "x.hmm").write_bytes(written(made))
     profiles = (tmp_path / "x.hmm",)
     again(tmp_path, profiles=profiles)
     (tmp_path / "out").rename(tmp_path / "whole")
