@@ -159,8 +159,8 @@ def every_length(limit_s: float) -> list[dict[str, Any]]:
     for name in [*MECHANISMS, "torch"]:
         for backward in (False, True):
             taken, length = 0.0, 512
-            growth = 4 if name in (*QUADRATIC, "torch") else 2
-            while length <= LONGEST and growth * taken < limit_s:
+            factor = 4 if name in (*QUADRATIC, "torch") else 2
+            while length <= LONGEST and factor * taken < limit_s:
                 causal = name == "torch" or not MECHANISMS[name].no_causal
                 if name == "torch":
                     call, used = interop.torch_softmax(length, HEADS, DIM, backward=backward), None

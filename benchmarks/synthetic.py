@@ -15,36 +15,14 @@ from pathlib import Path
 import numpy as np
 from rich.progress import track
 
+from proteinlm.data import alphabet
+from proteinlm.data.charts import TREMBL_2023_04
 from proteinlm.data.crc64 import crc64
 
-LETTERS = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY", np.uint8)
-# Per cent in UniProtKB/TrEMBL 2023_04, as its statistics page gives them.
-SHARES = np.array(
-    [
-        9.03,
-        1.29,
-        5.47,
-        6.24,
-        3.88,
-        7.27,
-        2.22,
-        5.53,
-        4.93,
-        9.85,
-        2.33,
-        3.79,
-        4.99,
-        3.80,
-        5.84,
-        6.82,
-        5.55,
-        6.86,
-        1.30,
-        2.88,
-    ]
-)
+LETTERS = np.frombuffer(alphabet.STANDARD_RESIDUES.encode(), np.uint8)
+SHARES = np.array([TREMBL_2023_04[letter] for letter in alphabet.STANDARD_RESIDUES])
 BATCH = 10_000
-# One record in so many repeats an earlier sequence of its batch: TrEMBL 2019 had 139 M records of 106 M sequences.
+# Share of the records that repeat a sequence of their batch: TrEMBL 2019 had 139 M records of 106 M sequences.
 COPIES = 0.24
 ENTRY = """\
 ID   {name:<24}Unreviewed;{length:>12} AA.

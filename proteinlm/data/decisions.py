@@ -8,7 +8,6 @@ from rich.progress import Progress
 
 from proteinlm.data import split_identity
 from proteinlm.data.assignments import assigned_folder
-from proteinlm.data.identity_report import write_identity_report
 from proteinlm.data.locations import Location
 from proteinlm.data.mmseqs import find_mmseqs
 from proteinlm.data.processes import Submit
@@ -76,6 +75,9 @@ class Decisions:
 
         found = split_identity.decide(self.work, self.num_buckets, self.config, threads, tell)
         self._reports.mkdir()
+        # Drawing takes a second to import, and splits by identity alone need it.
+        from proteinlm.data.identity_report import write_identity_report
+
         report = write_identity_report(self._reports, found)
         self.progress.update(bar, total=1, completed=1, detail="")
         return {name: value for name, value in report.items() if name not in ("sequences", "nearest_in_train")}

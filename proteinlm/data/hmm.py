@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from proteinlm.data.locations import expand
-from proteinlm.data.pfam import FAMILY
+from proteinlm.data.pfam import FAMILY, united
 from proteinlm.data.sources import SourceFile
-from proteinlm.data.spill import numbers, read_bucket
+from proteinlm.data.spill import distinct, read_bucket, sequences_of
 from proteinlm.errors import InputError
 from proteinlm.files import whole_file
 
@@ -178,22 +178,16 @@ def _folder(work: Path, bucket: int) -> Path:
 def choose(bucket: int, work: Path, everything: bool) -> Chosen:
     """Write the distinct sequences of a bucket that none of their copies has a family for; or all, if `everything`."""
     columns = read_bucket(work, bucket)
-    keys = numbers(columns.digests)
-    order = np.lexsort((keys[:, 1], keys[:, 0]))
-    first = np.ones(len(order), bool)
-    first[1:] = (keys[order][1:] != keys[order][:-1]).any(axis=1)
-    starts = np.flatnonzero(first)
+    order, starts = distinct(columns.digests)
     known = np.fromiter(map(bool, columns.families), bool, len(order))[order]
     wanted = np.ones(len(starts), bool) if everything or not len(starts) else ~np.logical_or.reduceat(known, starts)
     rows = order[starts[wanted]]
     short = rows[columns.lengths[rows] <= LONGEST]
-    ends = np.cumsum(columns.lengths, dtype=np.int64)[short]
     lengths = columns.lengths[short].astype(np.int64)
     folder = _folder(work, bucket)
     folder.mkdir(parents=True, exist_ok=True)
     with whole_file(folder / "letters", "wb") as handle:
-        for end, length in zip(ends.tolist(), lengths.tolist(), strict=True):
-            handle.write(columns.sequences[end - length : end])
+        handle.writelines(sequences_of(columns, short))
     np.save(folder / "digests.npy", columns.digests[short])
     np.save(folder / "ends.npy", np.cumsum(lengths))
     return Chosen(bucket, len(short), int(lengths.sum()), len(rows) - len(short))
@@ -277,4 +271,4 @@ def add_found(work: Path, bucket: int, digests: np.ndarray, families: list[bytes
     for place, digest in enumerate(digests):
         more = found.get(digest.tobytes().hex().encode())
         if more:
-            families[place] = b";".join(sorted({*filter(None, families[place].split(b";")), *more.split(b";")}))
+            families[place] = united([families[place], more])

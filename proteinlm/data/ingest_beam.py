@@ -149,12 +149,15 @@ class BeamEngine(LocalEngine):
                 running.cancel()
                 raise
         except Exception as error:
-            for trouble in self._notes("troubles").values():
-                raise InputError(trouble.decode()) from error
+            if trouble := self._trouble():
+                raise InputError(trouble) from error
             raise
         if state != PipelineState.DONE:
-            troubles = [trouble.decode() for trouble in self._notes("troubles").values()]
-            raise InputError(" ".join(troubles[:1]) or f"the Beam job ended as {state}: its runner's log says why.")
+            raise InputError(self._trouble() or f"the Beam job ended as {state}: its runner's log says why.")
+
+    def _trouble(self) -> str:
+        """Return what a worker has told of a failure, "" if none has."""
+        return next(iter(self._notes("troubles").values()), b"").decode()
 
     def _notes(self, kind: str) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (self.work / kind).iterdir()}

@@ -184,7 +184,7 @@ class LocalEngine:
             for _ in submit("cut", ((bucket, first) for bucket in range(self.num_buckets))):
                 pass
         before = sum(file.size for file in self.files[:first])
-        total = before + sum(file.size for file in self.files[first:])
+        total = sum(file.size for file in self.files)
         bar = self.progress.add_task("reading", total=total, completed=before, detail="")
         start, records = time.perf_counter(), self.intake.records
         for (form, last), result in submit("map", self._blocks(first), keyed=True):

@@ -25,6 +25,11 @@ FAMILY = re.compile(rb"(PF\d{5})(?:\.\d+)?")
 """A Pfam id, and the version that may follow it."""
 
 
+def united(texts: Iterable[bytes]) -> bytes:
+    """Return the families of several texts, PF ids joined by `;` in each and in the result, each id once, sorted."""
+    return b";".join(sorted({family for text in texts for family in text.split(b";") if family}))
+
+
 def check_families(families: Iterable[str], what: str) -> tuple[str, ...]:
     """Return Pfam ids, each once, in the given order, without versions.
 

@@ -23,6 +23,7 @@ from zlib import crc32
 import numpy as np
 
 from proteinlm.data.locations import expand
+from proteinlm.data.pfam import united
 from proteinlm.data.pfam_counts import TableCounts, TableFile, TableResult
 from proteinlm.data.pfam_formats import Row, TableBlock, parse_rows, table_blocks
 from proteinlm.data.sources import SourceFile
@@ -295,9 +296,8 @@ def _united(codes: np.ndarray, starts: np.ndarray, origins: list) -> tuple[np.nd
 
     def combination(some: Iterable[int]) -> int:
         chosen = [origins[code] for code in some]
-        families = {family for text, _ in chosen for family in text.split(b";") if family}
         mask = sum(1 << table for table in {table for _, table in chosen})
-        return index.setdefault((b";".join(sorted(families)), mask), len(index))
+        return index.setdefault((united(text for text, _ in chosen), mask), len(index))
 
     # In the order of the rows that have them, which no process's speed changes.
     sizes = np.diff(np.append(starts, len(codes))).tolist()

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from proteinlm.data.crc64 import crc64
-from proteinlm.data.pfam import SHOWN
+from proteinlm.data.pfam import SHOWN, united
 from proteinlm.data.pfam_counts import TableFile
 from proteinlm.data.pfam_join import COLUMNS, INDEX, USED, hashes_of, join_tables, key, partition_edges
 from proteinlm.data.uniprot import Record
@@ -139,7 +139,7 @@ class FamilyTables:
             if joined.families[place]:
                 texts.append(joined.families[place])
             if texts:
-                joined.families[place] = texts[0] if len(texts) == 1 else _united(texts)
+                joined.families[place] = texts[0] if len(texts) == 1 else united(texts)
         for mask, number in masks.items():
             for table, file in enumerate(self.files):
                 joined.sources[file.path] += number * (mask >> table & 1)
@@ -231,10 +231,6 @@ class FamilyTables:
             last = keys[-1] if len(keys) else last
             self._give_back()
         return number, tuple(first)
-
-
-def _united(texts: Iterable[bytes]) -> bytes:
-    return b";".join(sorted({family for text in texts for family in text.split(b";")}))
 
 
 @contextlib.contextmanager

@@ -77,6 +77,28 @@ def numbers(digests: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(digests).view(">u8").astype(np.uint64)
 
 
+def distinct(digests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows in the order of their digests, and the places in that order at which another digest begins.
+
+    Args:
+        digests: uint8 [n, 16].
+    """
+    keys = numbers(digests)
+    order = np.lexsort((keys[:, 1], keys[:, 0]))
+    keys = keys[order]
+    first = np.ones(len(order), bool)
+    first[1:] = (keys[1:] != keys[:-1]).any(axis=1)
+    return order, np.flatnonzero(first)
+
+
+def sequences_of(columns: Columns, rows: np.ndarray) -> list[bytes]:
+    """Return the letters of some rows."""
+    ends = np.cumsum(columns.lengths, dtype=np.int64)[rows].tolist()
+    return [
+        columns.sequences[end - length : end] for end, length in zip(ends, columns.lengths[rows].tolist(), strict=True)
+    ]
+
+
 def bucket_codes(high: np.ndarray, num_buckets: int) -> np.ndarray:
     """Return the bucket of each digest, int64 [n]; bucket b of B (a power of 2) has [b/B, (b+1)/B).
 

@@ -33,7 +33,7 @@ from proteinlm.data.hmm import add_found
 from proteinlm.data.pfam_table import FamilyTables, Mismatch, own_families
 from proteinlm.data.shard_plan import Shard
 from proteinlm.data.sources import Block
-from proteinlm.data.spill import NO_TAXON, Columns, columns, numbers, read_bucket, spill
+from proteinlm.data.spill import NO_TAXON, Columns, columns, distinct, numbers, read_bucket, sequences_of, spill
 from proteinlm.data.splits import LISTED, NEAR, SPLITS, SplitsConfig, merge, split_codes
 from proteinlm.data.statistics import SplitStatistics, count_residues
 from proteinlm.data.uniprot import Record, Reject, parse
@@ -133,10 +133,8 @@ class _Unique:
     all_names: list[bytes]
 
 
-def _unique(columns: Columns, order: np.ndarray, keys: np.ndarray) -> _Unique:
-    first = np.ones(len(order), bool)
-    first[1:] = (keys[1:] != keys[:-1]).any(axis=1)
-    starts = np.flatnonzero(first)
+def _unique(columns: Columns) -> _Unique:
+    order, starts = distinct(columns.digests)
     copies = np.diff(np.append(starts, len(order)))
     rows = order[starts]
     names = [columns.accessions[i] for i in rows.tolist()]
@@ -168,28 +166,18 @@ def _record(columns: Columns, row: int) -> Record:
 def _distinct(bucket: int, work: Path, config: SplitsConfig) -> tuple[Columns, _Unique, list[frozenset[bytes]]]:
     """Return the records of a bucket, what is distinct of them, and the held-out families of each of these."""
     columns = read_bucket(work, bucket)
-    keys = numbers(columns.digests)
-    order = np.lexsort((keys[:, 1], keys[:, 0]))
-    keys = keys[order]
-    unique = _unique(columns, order, keys)
+    unique = _unique(columns)
     add_found(work, bucket, columns.digests[unique.rows], unique.families)
     held_out = frozenset(family.encode() for family in config.held_out)
     meets = functools.lru_cache(None)(lambda text: frozenset(text.split(b";")) & held_out)
     return columns, unique, [meets(text) if text else frozenset() for text in unique.families]
 
 
-def _sequences(columns: Columns, rows: np.ndarray) -> list[bytes]:
-    ends = np.cumsum(columns.lengths, dtype=np.int64)[rows].tolist()
-    return [
-        columns.sequences[end - length : end] for end, length in zip(ends, columns.lengths[rows].tolist(), strict=True)
-    ]
-
-
 def write_distinct(bucket: int, work: Path, config: SplitsConfig) -> None:
     """Write the distinct sequences of a bucket for splits by identity."""
     columns, unique, met = _distinct(bucket, work, config)
     rows, ood = unique.rows, np.fromiter(map(bool, met), bool, len(met))
-    sequences = _sequences(columns, rows)
+    sequences = sequences_of(columns, rows)
     split_identity.write_sequences(work, bucket, columns.digests[rows], columns.lengths[rows], ood, sequences)
 
 
@@ -220,7 +208,7 @@ def reduce_bucket(bucket: int, work: Path, config: SplitsConfig) -> ReduceResult
             _write_rows(folder / f"{split}.arrow", split, unique, places, digests, lengths)
         if code == NEAR:
             continue
-        sequences = _sequences(columns, rows)
+        sequences = sequences_of(columns, rows)
         statistics = SplitStatistics()
         statistics.add(lengths, count_residues(sequences))
         statistics.add_families([unique.families[place] for place in places.tolist()])

@@ -27,7 +27,7 @@ class MechanismConfig:
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "Attention":
         """Return one layer's mechanism, its parameters and random features drawn from the key."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no build: a mechanism's config makes its module there")
 
 
 class Projection(nnx.Variable):
@@ -114,10 +114,13 @@ class Attention(nnx.Module):
     # Of mechanisms with a causal form:
 
     def _prefill(self, q: Array, k: Array, v: Array, key_mask: Array | None, max_length: int) -> tuple[Array, Any]:
-        raise NotImplementedError
+        raise NotImplementedError(self._lacks("_prefill"))
 
     def _step(self, q: Array, k: Array, v: Array, state: Any) -> tuple[Array, Any]:
-        raise NotImplementedError
+        raise NotImplementedError(self._lacks("_step"))
+
+    def _lacks(self, name: str) -> str:
+        return f"{type(self).__name__} has no {name}: write it, or say in no_causal of its config why it has none"
 
     def _check_causal(self) -> None:
         if self.config.no_causal:
