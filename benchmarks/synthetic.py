@@ -1,7 +1,11 @@
 """Synthetic UniProtKB files of any size: entries as TrEMBL's, real amino-acid frequencies and lengths, copies included.
 
     python benchmarks/synthetic.py trembl.dat.gz --records 5_000_000
+    python benchmarks/synthetic.py sprot.dat.gz --records 20_000 --annotated
     python benchmarks/synthetic.py trembl.fasta --records 100_000
+
+A flat entry of TrEMBL has 2.4 kB. With --annotated it has 14 kB: references, comments, cross-references and features as
+a reviewed one has (real ones in test packages: 16 kB on average, half of them above 12 kB).
 
 A record is a function of the seed and its number, so that a file can be made again anywhere.
 """
@@ -16,8 +20,8 @@ import numpy as np
 from rich.progress import track
 
 from proteinlm.data import alphabet
-from proteinlm.data.charts import TREMBL_2023_04
 from proteinlm.data.crc64 import crc64
+from proteinlm.data.statistics import TREMBL_2023_04
 
 LETTERS = np.frombuffer(alphabet.STANDARD_RESIDUES.encode(), np.uint8)
 SHARES = np.array([TREMBL_2023_04[letter] for letter in alphabet.STANDARD_RESIDUES])
@@ -36,32 +40,46 @@ OS   Drancourtella sp. An{number}.
 OC   Bacteria; Firmicutes; Clostridia; Clostridiales; Ruminococcaceae;
 OC   Drancourtella.
 OX   NCBI_TaxID={taxon} {{ECO:0000313|EMBL:OQK16285.1, ECO:0000313|Proteomes:UP000195897}};
-RN   [1] {{ECO:0000313|Proteomes:UP000195897}}
-RP   NUCLEOTIDE SEQUENCE [LARGE SCALE GENOMIC DNA].
-RC   STRAIN=An{number} {{ECO:0000313|Proteomes:UP000195897}};
-RA   Medvecky M., Cejkova D., Polansky O., Karasova D., Kubasova T.,
-RA   Cizek A., Rychlik I.;
-RT   "Function of individual gut microbiota members based on whole genome
-RT   sequencing of pure cultures obtained from chicken caecum.";
-RL   Submitted (APR-2017) to the EMBL/GenBank/DDBJ databases.
-CC   -!- CAUTION: The sequence shown here is derived from an EMBL/GenBank/DDBJ
-CC       whole genome shotgun (WGS) entry which is preliminary data.
-CC   -----------------------------------------------------------------------
+{references}{comments}CC   -----------------------------------------------------------------------
 CC   Copyrighted by the UniProt Consortium, see https://www.uniprot.org/terms
 CC   Distributed under the Creative Commons Attribution (CC BY 4.0) License
 CC   -----------------------------------------------------------------------
-DR   EMBL; NFHM01000002; OQK16285.1; -; Genomic_DNA.
-DR   RefSeq; WP_087182{number:03}.1; NZ_NFHM01000002.1.
-DR   Proteomes; UP000195897; Unassembled WGS sequence.
+{cross_references}DR   Proteomes; UP000195897; Unassembled WGS sequence.
 DR   GO; GO:0016021; C:integral component of membrane; IEA:UniProtKB-KW.
 DR   InterPro; IPR0{family:05}; Domain_of_something.
 DR   Pfam; PF{family:05}; Domain; 1.
 PE   4: Predicted;
 KW   Complete proteome {{ECO:0000313|Proteomes:UP000195897}};
 KW   Membrane {{ECO:0000256|SAM:Phobius}};
-SQ   SEQUENCE{length:>6} AA;{weight:>8} MW;  {crc:016X} CRC64;
+{features}SQ   SEQUENCE{length:>6} AA;{weight:>8} MW;  {crc:016X} CRC64;
 {lines}//
 """
+REFERENCE = """\
+RN   [{n}] {{ECO:0000313|Proteomes:UP000195897}}
+RP   NUCLEOTIDE SEQUENCE [LARGE SCALE GENOMIC DNA].
+RC   STRAIN=An{number} {{ECO:0000313|Proteomes:UP000195897}};
+RX   PubMed=283{number:03}77; DOI=10.1371/journal.pone.0{number:03}{n:03};
+RA   Medvecky M., Cejkova D., Polansky O., Karasova D., Kubasova T.,
+RA   Cizek A., Rychlik I.;
+RT   "Function of individual gut microbiota members based on whole genome
+RT   sequencing of pure cultures obtained from chicken caecum.";
+RL   Submitted (APR-2017) to the EMBL/GenBank/DDBJ databases.
+"""
+COMMENT = """\
+CC   -!- CAUTION: The sequence shown here is derived from an EMBL/GenBank/DDBJ
+CC       whole genome shotgun (WGS) entry which is preliminary data.
+"""
+CROSS_REFERENCES = """\
+DR   EMBL; NFHM01000{n:03}; OQK16285.1; -; Genomic_DNA.
+DR   RefSeq; WP_087182{number:03}.1; NZ_NFHM01000{n:03}.1.
+"""
+FEATURE = """\
+FT   DOMAIN          {n}..{length}
+FT                   /note="Domain of something"
+FT                   /evidence="ECO:0000255|PROSITE-ProRule:PRU00{number:03}"
+"""
+# How often each is there: (references, comments, pairs of cross-references, features).
+UNREVIEWED, ANNOTATED = (1, 1, 1, 0), (10, 10, 25, 20)
 
 
 def sequences(number: int, count: int, seed: int = 0) -> list[bytes]:
@@ -87,7 +105,7 @@ def accession(number: int) -> str:
     return f"A0A{found}"
 
 
-def flat_entries(records: int, seed: int = 0) -> Iterator[bytes]:
+def flat_entries(records: int, seed: int = 0, repeats: tuple[int, ...] = UNREVIEWED) -> Iterator[bytes]:
     """Yield UniProtKB entries, a batch at a time."""
     for start in range(0, records, BATCH):
         made = sequences(start // BATCH, min(BATCH, records - start), seed)
@@ -99,10 +117,16 @@ def flat_entries(records: int, seed: int = 0) -> Iterator[bytes]:
                 for i in range(0, len(letters), 60)
             )
             number = start + place
+            fields = {"number": number % 1000, "length": len(letters)}
+            references, comments, cross_references, features = (
+                "".join([part.format(n=n, **fields) for n in range(1, count + 1)])
+                for part, count in zip((REFERENCE, COMMENT, CROSS_REFERENCES, FEATURE), repeats, strict=True)
+            )
             text.append(
                 ENTRY.format(
-                    name=accession(number), length=len(letters), number=number % 1000, taxon=number % 100_000 + 1,
-                    family=number % 17_000 + 1, weight=110 * len(letters), crc=crc, lines=lines,
+                    name=accession(number), **fields, taxon=number % 100_000 + 1, family=number % 17_000 + 1,
+                    weight=110 * len(letters), crc=crc, lines=lines, references=references, comments=comments,
+                    cross_references=cross_references, features=features,
                 )
             )  # fmt: skip
         yield "".join(text).encode()
@@ -121,10 +145,11 @@ def fasta_entries(records: int, seed: int = 0) -> Iterator[bytes]:
         yield "".join(text).encode()
 
 
-def write(path: Path, records: int, seed: int = 0, progress: bool = False) -> Path:
-    """Write a file whose name says what it is: .dat or .fasta, with .gz or without."""
+def write(path: Path, records: int, seed: int = 0, progress: bool = False, annotated: bool = False) -> Path:
+    """Write a file whose name says what it is: .dat or .fasta, with .gz or without; `annotated` is for .dat alone."""
     name = path.name.removesuffix(".gz")
-    entries = (flat_entries if name.endswith(".dat") else fasta_entries)(records, seed)
+    repeats = ANNOTATED if annotated else UNREVIEWED
+    entries = flat_entries(records, seed, repeats) if name.endswith(".dat") else fasta_entries(records, seed)
     with open(path, "wb") as raw:
         handle: io.IOBase = gzip.GzipFile("", "wb", 4, raw, mtime=0) if path.suffix == ".gz" else raw  # pyright: ignore
         for text in track(entries, total=-(-records // BATCH), disable=not progress, description=path.name):
@@ -139,5 +164,6 @@ if __name__ == "__main__":
     parser.add_argument("path", type=Path)
     parser.add_argument("--records", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--annotated", action="store_true", help="flat entries as well-known proteins have, 14 kB each")
     options = parser.parse_args()
-    write(options.path, options.records, options.seed, progress=True)
+    write(options.path, options.records, options.seed, progress=True, annotated=options.annotated)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from proteinlm.data import alphabet
-from proteinlm.data.statistics import SplitStatistics
+from proteinlm.data.statistics import PUBLISHED, SplitStatistics
 from proteinlm.figures import PAGE, PALETTE, style
 
 CLASSES = {
@@ -24,22 +24,6 @@ CLASSES = {
     "sulfur": ("CM", PALETTE[7]),
 }
 """The classes of UniProt's statistics pages, which the paper's figure 9 follows: letters and colour of each."""
-
-TREMBL_2023_04 = {
-    "A": 9.03, "R": 5.84, "N": 3.79, "D": 5.47, "C": 1.29, "Q": 3.80, "E": 6.24, "G": 7.27, "H": 2.22, "I": 5.53,
-    "L": 9.85, "K": 4.93, "M": 2.33, "F": 3.88, "P": 4.99, "S": 6.82, "T": 5.55, "W": 1.30, "Y": 2.88, "V": 6.86,
-}  # fmt: skip
-"""Per cent of the 88,161,770,578 residues of UniProtKB/TrEMBL 2023_04 (https://www.ebi.ac.uk/uniprot/TrEMBLstats)."""
-
-SWISS_PROT_50_8 = {
-    "A": 7.87945, "C": 1.51600, "D": 5.35222, "E": 6.68298, "F": 3.97062, "G": 6.95071, "H": 2.29198, "I": 5.90092,
-    "K": 5.94422, "L": 9.63728, "M": 2.37718, "N": 4.14386, "P": 4.82904, "Q": 3.95639, "R": 5.40978, "S": 6.83364,
-    "T": 5.40687, "V": 6.73417, "W": 1.14135, "Y": 3.04133,
-}  # fmt: skip
-"""Per cent of the 20 residues in Swiss-Prot 50.8 (October 2006), the background of HMMER 3."""
-
-PUBLISHED = {"TrEMBL 2023_04": TREMBL_2023_04, "Swiss-Prot 50.8": SWISS_PROT_50_8}
-"""Frequencies that others counted, per cent, by name."""
 
 _LINES = ("-", "--", "-.", (0, (1, 1)))
 

@@ -96,9 +96,18 @@ def _head(key: bytes, length: int) -> bytes:
     return _entry(key, [bytes(length)])[: -length or None]
 
 
+_DIGEST_HEAD = _head(b"digest", 32)
+
+
 @functools.lru_cache(1 << 16)
-def _families_entry(families: bytes) -> bytes:
-    return _entry(b"families", families.split(b";") if families else [])
+def _middle(families: bytes, length: int) -> bytes:
+    """What stands between the digest and a sequence of `length` letters."""
+    return _entry(b"families", families.split(b";") if families else []) + _head(b"sequence", length)
+
+
+@functools.lru_cache(1 << 16)
+def _features_head(size: int) -> bytes:
+    return b"\x0a" + _varint(size)
 
 
 def encode_example(accession: bytes, digest: bytes, families: bytes, sequence: bytes) -> bytes:
@@ -113,15 +122,9 @@ def encode_example(accession: bytes, digest: bytes, families: bytes, sequence: b
         families: PF ids joined by `;`; stored as a list.
         sequence: canonical letters.
     """
-    features = b"".join(
-        (
-            _head(b"accession", len(accession)), accession,
-            _head(b"digest", 32), digest.hex().encode(),
-            _families_entry(families),
-            _head(b"sequence", len(sequence)), sequence,
-        )
-    )  # fmt: skip
-    return b"\x0a" + _varint(len(features)) + features
+    head, middle = _head(b"accession", len(accession)), _middle(families, len(sequence))
+    size = len(head) + len(accession) + len(_DIGEST_HEAD) + 32 + len(middle) + len(sequence)
+    return b"".join((_features_head(size), head, accession, _DIGEST_HEAD, digest.hex().encode(), middle, sequence))
 
 
 def decode_sequence(example: bytes) -> bytes:

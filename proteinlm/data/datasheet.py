@@ -10,7 +10,7 @@ from typing import Any
 
 from proteinlm.data import alphabet
 from proteinlm.data.pages import Block, Code, Figure, Heading, Table, Text, html_page, markdown_page
-from proteinlm.data.statistics import CONCAT_LENGTH, SplitStatistics, family_table, frequencies, table_1
+from proteinlm.data.statistics import CONCAT_LENGTH, PUBLISHED, SplitStatistics, family_table, frequencies, table_1
 from proteinlm.files import whole_file
 
 DATASHEET = "datasheet"
@@ -25,18 +25,12 @@ _MEANING = {
 }
 
 
-def write_datasheet(
-    folder: Path, name: str, statistics: Mapping[str, SplitStatistics], provenance: Mapping[str, Any]
-) -> None:
-    """Write the datasheet into a dataset's folder: datasheet.md, datasheet.html, and its figures (PNG and PDF).
-
-    The HTML holds its figures and needs no other file.
+def draw_figures(folder: Path, statistics: Mapping[str, SplitStatistics]) -> None:
+    """Draw the figures of the datasheet (PNG and PDF) into a dataset's folder.
 
     Args:
         folder: of the dataset.
-        name: of the dataset.
         statistics: of each split.
-        provenance: what provenance.json holds.
     """
     # Drawing takes longer to import than a small ingest takes, and only the last step needs it.
     from proteinlm.data import charts
@@ -48,9 +42,24 @@ def write_datasheet(
         ("families", charts.family_figure),
     ):
         save_figure(draw(statistics), folder / f"{DATASHEET}-{figure}")
+
+
+def write_datasheet(
+    folder: Path, name: str, statistics: Mapping[str, SplitStatistics], provenance: Mapping[str, Any]
+) -> None:
+    """Write the datasheet into a dataset's folder, where its figures are: datasheet.md and datasheet.html.
+
+    The HTML holds its figures and needs no other file.
+
+    Args:
+        folder: of the dataset.
+        name: of the dataset.
+        statistics: of each split.
+        provenance: what provenance.json holds.
+    """
     blocks = [
         *_composition(statistics),
-        *_amino_acids(statistics, charts.PUBLISHED),
+        *_amino_acids(statistics, PUBLISHED),
         *_families(statistics),
         *_splits(provenance),
         *_collection(provenance),

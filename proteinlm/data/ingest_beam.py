@@ -129,6 +129,7 @@ class BeamEngine(LocalEngine):
             self._sum_sources()
             reduced, tasks = steps.plan(job)
             self._sum_up(reduced)
+            draw_figures(self.folder, reduced.statistics)
             self._describe(tasks.values(), reduced)
         os.rename(self.folder, self.place / DATASET)
         return self.summary

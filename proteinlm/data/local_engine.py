@@ -255,14 +255,18 @@ class LocalEngine:
         tasks = plan_files(self.config.name, counts, reduced.example_bytes, self.config.shards)
         state = self.marker.state
         written = list(state.get("written", ()))
-        bar = self.progress.add_task("writing", total=len(tasks), completed=len(written), detail="")
+        bar = self.progress.add_task("writing", total=len(tasks) + 1, completed=len(written), detail="")
         rest = [(file, task) for file, task in tasks.items() if file not in written]
-        for file, done in submit("write", rest, keyed=True):
+        # The figures first: they take the longest of all tasks, and a process that writes shards need not wait.
+        figures = (None, stages.Drawing(reduced.statistics))
+        for file, done in submit("write", [figures, *rest], keyed=True):
+            self.progress.advance(bar)
+            if file is None:
+                continue
             written.append(file)
             if file == MANIFEST:
                 state["fingerprint"] = done
             self.marker.note(written=written)
-            self.progress.advance(bar)
         folders = [stages.reduced_folder(self.work, bucket) for bucket in range(self.num_buckets)]
         self.decisions.finish(folders, self.folder, self.summary.listed)
         self.summary.absent = self.decisions.unmatched.absent

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from proteinlm.data import hmm, stages
+from proteinlm.data.datasheet import draw_figures
 from proteinlm.data.pfam_counts import TableResult
 from proteinlm.data.pfam_join import INDEX, SortTask, TableTask, sort_partition, spill_rows
 from proteinlm.data.pfam_table import FamilyTables
@@ -81,8 +82,10 @@ class Worker:
         """Reduce a bucket."""
         return stages.reduce_bucket(bucket, self.work, self.splits)
 
-    def write(self, task: stages.Shard | dict[str, list[int]]) -> str | None:
-        """Write a shard, or the manifest, whose fingerprint is returned."""
+    def write(self, task: stages.Shard | stages.Drawing | dict[str, list[int]]) -> str | None:
+        """Write a shard, the figures, or the manifest, whose fingerprint is returned."""
+        if isinstance(task, stages.Drawing):
+            return draw_figures(self.output, task.statistics)
         if isinstance(task, dict):
             return stages.write_manifest(task, self.work, self.output)
         return stages.write_shard(task, self.work, self.output, self.name)

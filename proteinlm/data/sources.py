@@ -116,22 +116,26 @@ class SourceFile:
         """
         chunks = self.lines()
         text, kind = self._start(chunks)
-        mark, records = (b"\n>", 1) if kind == "fasta" else (b"\n//", 1)
+        mark, number = (b"\n>", 1) if kind == "fasta" else (b"\n//", 1)
+        held, length = [text], len(text)
         for chunk in chunks:
-            text += chunk
-            if len(text) < size:
+            held.append(chunk)
+            length += len(chunk)
+            if length < size:
                 continue
+            text = b"".join(held)
             cut = _last_cut(text, mark, kind)
             if cut:
                 yield Block(kind, text[:cut], False)
-                records += 1
+                number += 1
                 text = text[cut:]
             elif len(text) > RECORD_BYTES:
                 raise InputError(
-                    f"{self.path} has a record of more than {RECORD_BYTES >> 20} MiB after block {records} "
+                    f"{self.path} has a record of more than {RECORD_BYTES >> 20} MiB after block {number} "
                     f"({text[:40]!r}...): this is no file of proteins."
                 )
-        yield Block(kind, text, True)
+            held, length = [text], len(text)
+        yield Block(kind, b"".join(held), True)
 
     def _raw(self) -> Iterator[bytes]:
         try:

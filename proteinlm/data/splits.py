@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from proteinlm.data.pfam import PAPER_HELD_OUT_FAMILIES, check_families
-from proteinlm.data.uniprot import Record
 from proteinlm.errors import InputError
 
 SPLITS = ("train", "valid", "test", "ood")
@@ -18,7 +17,7 @@ TRAIN, VALID, TEST, OOD, NEAR = range(5)
 LISTED = (*SPLITS, "near")
 """What a manifest may say: a split, or `near` for sequences that are in no split since they are like evaluated ones."""
 _WHOLE = 1 << 64
-_ISOFORM = re.compile(r".+-\d+")
+_ISOFORM = re.compile(rb".+-\d+")
 
 
 def digest(sequence: bytes) -> bytes:
@@ -110,37 +109,42 @@ def _below(numbers: np.ndarray, bound: int) -> np.ndarray:
     return numbers < np.uint64(bound) if bound < _WHOLE else np.ones(len(numbers), bool)
 
 
-def precedence(accession: str, reviewed: bool, taxon: int | None) -> tuple:
+def precedence(accession: bytes, reviewed: bool, taxon: int) -> tuple:
     """Return what the canonical one of several copies is smallest by.
 
     Reviewed before unreviewed, proteins before isoforms (P12345-2), shorter accessions before longer ones,
     then alphabetically.
     """
-    isoform = _ISOFORM.fullmatch(accession) is not None
-    return not reviewed, isoform, len(accession), accession, -1 if taxon is None else taxon
+    isoform = b"-" in accession and _ISOFORM.fullmatch(accession) is not None
+    return not reviewed, isoform, len(accession), accession, taxon
 
 
 class Merged(NamedTuple):
     """Copies of one sequence as one record.
 
     Attributes:
-        accession: the canonical one.
-        families: of all copies, sorted.
-        taxon: of the canonical one.
+        place: of the canonical one among the copies.
+        families: of all copies, sorted, joined by `;`.
         accessions: of all copies, sorted, each once.
-        copies: how many records there were.
     """
 
-    accession: str
-    families: tuple[str, ...]
-    taxon: int | None
-    accessions: tuple[str, ...]
-    copies: int
+    place: int
+    families: bytes
+    accessions: list[bytes]
 
 
-def merge(copies: Sequence[Record]) -> Merged:
-    """Unite records of one sequence; the result does not depend on their order."""
-    first = min(copies, key=lambda r: precedence(r.accession, r.reviewed, r.taxon))
-    families = tuple(sorted({family for record in copies for family in record.families}))
-    accessions = tuple(sorted({record.accession for record in copies}))
-    return Merged(first.accession, families, first.taxon, accessions, len(copies))
+def merge(
+    accessions: Sequence[bytes], families: Sequence[bytes], reviewed: Sequence[bool], taxa: Sequence[int]
+) -> Merged:
+    """Unite records of one sequence; the result does not depend on their order.
+
+    Args:
+        accessions: of each copy.
+        families: of each, sorted, joined by `;`.
+        reviewed: whether it is Swiss-Prot's.
+        taxa: of each, a number below all others for none.
+    """
+    first = min(range(len(accessions)), key=lambda i: precedence(accessions[i], reviewed[i], taxa[i]))
+    texts = set(families)
+    united = texts.pop() if len(texts) == 1 else b";".join(sorted({f for text in texts for f in text.split(b";") if f}))
+    return Merged(first, united, sorted(set(accessions)))

@@ -36,10 +36,16 @@ from proteinlm.data.sources import Block
 from proteinlm.data.spill import NO_TAXON, Columns, columns, distinct, numbers, read_bucket, sequences_of, spill
 from proteinlm.data.splits import LISTED, NEAR, SPLITS, SplitsConfig, merge, split_codes
 from proteinlm.data.statistics import SplitStatistics, count_residues
-from proteinlm.data.uniprot import Record, Reject, parse
+from proteinlm.data.uniprot import Reject, parse
 
 _ROW_GROUP = 1 << 17
 _RESULT = "result.json"
+
+
+class Drawing(NamedTuple):
+    """The task to draw what the datasheet shows."""
+
+    statistics: dict[str, SplitStatistics]
 
 
 class MapResult(NamedTuple):
@@ -142,25 +148,18 @@ def _unique(columns: Columns) -> _Unique:
     taxa = columns.taxa[rows]
     all_names = names.copy()
     for place in np.flatnonzero(copies > 1).tolist():
-        group = order[starts[place] : starts[place] + copies[place]].tolist()
-        merged = merge([_record(columns, i) for i in group])
-        names[place] = merged.accession.encode()
-        families[place] = ";".join(merged.families).encode()
-        taxa[place] = NO_TAXON if merged.taxon is None else merged.taxon
-        all_names[place] = "\n".join(merged.accessions).encode()
+        group = order[starts[place] : starts[place] + copies[place]]
+        alike = group.tolist()
+        merged = merge(
+            [columns.accessions[i] for i in alike],
+            [columns.families[i] for i in alike],
+            columns.reviewed[group].tolist(),
+            columns.taxa[group].tolist(),
+        )
+        first = alike[merged.place]
+        names[place], families[place], taxa[place] = columns.accessions[first], merged.families, columns.taxa[first]
+        all_names[place] = b"\n".join(merged.accessions)
     return _Unique(rows, copies, names, families, taxa, all_names)
-
-
-def _record(columns: Columns, row: int) -> Record:
-    """Return what `merge` needs of a row; its sequence is that of all copies and is left where it is."""
-    taxon = int(columns.taxa[row])
-    return Record(
-        columns.accessions[row].decode(),
-        b"",
-        tuple(filter(None, columns.families[row].decode().split(";"))),
-        bool(columns.reviewed[row]),
-        None if taxon == NO_TAXON else taxon,
-    )
 
 
 def _distinct(bucket: int, work: Path, config: SplitsConfig) -> tuple[Columns, _Unique, list[frozenset[bytes]]]:

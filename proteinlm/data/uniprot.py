@@ -67,9 +67,12 @@ UNFINISHED = "entry without its end"
 _RESIDUES = alphabet.RESIDUES.encode()
 _SPACES = b" \t\n"
 _UNIREF = re.compile(rb"UniRef\d+_(.+)")
-_TAXON = re.compile(rb"(?:\bOX|\bTaxID|NCBI_TaxID)=(\d{1,9})\b")
-_PFAM = re.compile(rb"PF\d{5}")
-_SQ = re.compile(rb"SQ   SEQUENCE\s+(\d{1,9}) AA;(?:.*?([0-9A-Fa-f]{16}) CRC64)?")
+_UNIPROT_OX = re.compile(rb" OX=(\d{1,9})\b")
+_NUMBER = re.compile(rb"=(\d{1,9})\b")
+_AC = re.compile(rb"AC   (\w+)(?:;|\n)")
+_OX = re.compile(rb"OX   NCBI_TaxID=(\d{1,9})\b")
+_DR_PFAM = re.compile(rb"DR   ....; *(PF\d{5}) *[;\n]")
+_SQ = re.compile(rb"SQ   SEQUENCE[ \t]+(\d{1,9}) AA;(?:(?: +\d+ MW; +|.*?)([0-9A-Fa-f]{16}) CRC64)?")
 # Larger ones would not fit the manifest's int32; NCBI is at 3.5 million.
 _TAXON_LIMIT = 1 << 31
 
@@ -149,9 +152,21 @@ def _fasta_name(header: bytes) -> tuple[str, bool]:
     return name.decode("ascii", "backslashreplace"), reviewed
 
 
-def _taxon(text: bytes) -> int | None:
-    found = _TAXON.search(text)
-    return int(found[1]) if found and int(found[1]) < _TAXON_LIMIT else None
+def _taxon(header: bytes) -> int | None:
+    """Return the number after OX= or TaxID=."""
+    if found := _UNIPROT_OX.search(header):
+        return _number(found)
+    # All numbers are found first: a pattern that starts with a choice of words is tried at every letter.
+    for found in _NUMBER.finditer(header):
+        key = header[max(found.start() - 5, 0) : found.start()]
+        if key == b"TaxID" or (key.endswith(b"OX") and not key[-3:-2].isalnum()):
+            return _number(found)
+    return None
+
+
+def _number(found: re.Match[bytes] | None) -> int | None:
+    taxon = int(found[1]) if found else _TAXON_LIMIT
+    return taxon if taxon < _TAXON_LIMIT else None
 
 
 def _canonical(letters: bytes, number: int, name: str, rejects: list[Reject]) -> bytes | None:
@@ -178,41 +193,85 @@ class _Entry(NamedTuple):
     finished: bool
 
 
+class _Place(NamedTuple):
+    """Where an entry's lines are: offsets into the block, -1 for a line that it has not.
+
+    Attributes:
+        start, end: of the entry; at `end` is its //, or what follows if `finished` is false.
+        ac, ox, sq: its first lines of that code.
+        pfam: all its DR lines that read Pfam.
+    """
+
+    number: int
+    start: int
+    end: int
+    finished: bool
+    ac: int
+    ox: int
+    sq: int
+    pfam: list[int]
+
+
 def _code(text: bytes) -> int:
     return text[0] << 8 | text[1]
 
 
 def _parse_flat(block: Block) -> Parsed:
-    """Find all lines of a block at once by their first two letters, then look at the few that matter.
-
-    One pass of NumPy over the bytes costs less than one search of bytes.find per line code, and it cannot
-    mistake text inside a line for a line.
-    """
     data = block.data + b"\n\n"
+    places, rejects, number = _places(data, len(block.data))
+    entries = []
+    for place in places:
+        found = _read_entry(data, place)
+        if isinstance(found, _Entry):
+            entries.append(found)
+        else:
+            rejects.append(found)
+    return _checked(entries, rejects, number)
+
+
+def _places(data: bytes, length: int) -> tuple[Iterator[_Place], list[Reject], int]:
+    """Find all lines of a block at once by their first two letters, and what each entry has of those that matter.
+
+    One pass of NumPy over the bytes costs less than one search of bytes.find per line code, and it cannot mistake text
+    inside a line for a line.
+
+    Returns:
+        The entries, rejects for what belongs to none, and how many of both there are.
+    """
     array = np.frombuffer(data, np.uint8)
     starts = np.concatenate(([0], np.flatnonzero(array[:-2] == ord("\n")) + 1))
     codes = array[starts].astype(np.uint16) << 8 | array[starts + 1]
-    starts_of = {name: starts[codes == _code(name)] for name in (b"ID", b"AC", b"OX", b"DR", b"SQ", b"//")}
-    starts_of[b"DR"] = _pfam_lines(array, starts_of[b"DR"])
-    ids = starts_of[b"ID"].tolist()
-    ends = starts_of[b"//"].tolist()
+    lines = {name: starts[codes == _code(name)] for name in (b"ID", b"AC", b"OX", b"DR", b"SQ", b"//")}
+    pfam = _pfam_lines(array, lines[b"DR"])
     # An entry begins at an ID line and ends at // or, if that is missing, at the next ID line.
-    begins = sorted([(place, False) for place in ids] + [(place, True) for place in ends])
-    rejects: list[Reject] = []
-    entries: list[_Entry] = []
-    where = {name: places.tolist() for name, places in starts_of.items()}
-    at = dict.fromkeys(where, 0)
-    number, open_at, seen = 0, -1, 0
-    for place, is_end in [*begins, (len(block.data), None)]:
-        if open_at >= 0:
-            number += 1
-            _read_entry(data, open_at, place, bool(is_end), number, where, at, entries, rejects)
-        elif is_end or (is_end is None and data[seen:place].strip()):
-            number += 1
-            rejects.append(Reject(number, "", NO_ID, "the entry does not start with an ID line"))
-        open_at = place if is_end is False else -1
-        seen = data.find(b"\n", place) + 1 if is_end else place
-    return _checked(entries, rejects, number)
+    marks = np.concatenate((lines[b"ID"], lines[b"//"]))
+    order = np.argsort(marks, kind="stable")
+    marks = np.append(marks[order], length)
+    is_end = np.append(order >= len(lines[b"ID"]), False)
+    begins = np.flatnonzero(~is_end[:-1])
+    strays = np.flatnonzero(is_end & np.append(True, is_end[:-1]))
+    after = int(data.find(b"\n", marks[-2]) + 1) if len(marks) > 1 and is_end[-2] else 0
+    if (len(marks) == 1 or is_end[-2]) and data[after:length].strip():
+        strays = np.append(strays, len(marks) - 1)
+    numbers = np.empty(len(marks), np.int64)
+    both = np.sort(np.concatenate((begins, strays)))
+    numbers[both] = np.arange(1, len(both) + 1)
+    rejects = [Reject(n, "", NO_ID, "the entry does not start with an ID line") for n in numbers[strays].tolist()]
+    first, last = marks[begins], marks[begins + 1]
+
+    def lookup(where: np.ndarray) -> list[int]:
+        index = np.searchsorted(where, first)
+        found = np.append(where, length)[index]
+        return np.where(found < last, found, -1).tolist()
+
+    bounds = np.searchsorted(pfam, np.concatenate((first, last))).reshape(2, -1).tolist()
+    pfam_places = pfam.tolist()
+    made = zip(
+        numbers[begins].tolist(), first.tolist(), last.tolist(), is_end[begins + 1].tolist(),
+        lookup(lines[b"AC"]), lookup(lines[b"OX"]), lookup(lines[b"SQ"]),
+        (pfam_places[low:high] for low, high in zip(*bounds, strict=True)), strict=True,
+    )  # fmt: skip
+    return map(_Place._make, made), rejects, len(both)
 
 
 def _pfam_lines(array: np.ndarray, lines: np.ndarray) -> np.ndarray:
@@ -223,68 +282,43 @@ def _pfam_lines(array: np.ndarray, lines: np.ndarray) -> np.ndarray:
     return lines[array[lines + 9] == ord(";")]
 
 
-def _first(places: list[int], index: int, start: int) -> int:
-    while index < len(places) and places[index] < start:
-        index += 1
-    return index
+def _line(data: bytes, place: int) -> bytes:
+    return data[place : data.find(b"\n", place)] if place >= 0 else b""
 
 
-def _read_entry(data, start, end, finished, number, where, at, entries, rejects) -> None:
-    """Read data[start:end] into `entries` or `rejects`; `at` remembers how far each list was used."""
-    for name in (b"AC", b"OX", b"DR", b"SQ"):
-        at[name] = _first(where[name], at[name], start)
-
-    def line(name: bytes) -> bytes:
-        places, index = where[name], at[name]
-        if index == len(places) or places[index] >= end:
-            return b""
-        return data[places[index] : data.find(b"\n", places[index])]
-
+def _read_entry(data: bytes, place: _Place) -> _Entry | Reject:
+    number, start, end, finished, ac, ox, sq, pfam = place
     # The first AC line's first word: later AC lines go on with secondary accessions.
-    accession = line(b"AC")[5:].split(b";", 1)[0].strip().decode("ascii", "backslashreplace")
-    if accession.split() != [accession]:
-        rejects.append(Reject(number, accession, NO_NAME, "the entry has no AC line with an accession"))
-        return
-    sq = line(b"SQ")
-    said = _SQ.match(sq)
+    usual = _AC.match(data, ac) if ac >= 0 else None
+    if usual:
+        accession = usual[1].decode("ascii")
+    else:
+        accession = _line(data, ac)[5:].partition(b";")[0].strip().decode("ascii", "backslashreplace")
+        if accession.split() != [accession]:
+            return Reject(number, accession, NO_NAME, "the entry has no AC line with an accession")
+    said = _SQ.match(data, sq) if sq >= 0 else None
     if said is None:
-        detail = "SQ line missing" if not sq else f"SQ line reads {sq[:60].decode('ascii', 'backslashreplace')!r}"
-        reason = NO_SQ if finished else UNFINISHED
-        rejects.append(Reject(number, accession, reason, detail))
-        return
-    letters = data[where[b"SQ"][at[b"SQ"]] + len(sq) : end].translate(None, _SPACES)
-    if len(letters) != int(said[1]):
-        reason = LENGTH if finished else UNFINISHED
-        rejects.append(Reject(number, accession, reason, f"{len(letters)} residues, the SQ line says {int(said[1])}"))
-        return
-    head = data[start : data.find(b"\n", start)].split()
-    if head[-1:] == [b"AA."] and head[-2] != said[1]:
+        line = _line(data, sq)
+        detail = f"SQ line reads {line[:60].decode('ascii', 'backslashreplace')!r}" if line else "SQ line missing"
+        return Reject(number, accession, NO_SQ if finished else UNFINISHED, detail)
+    letters = data[data.find(b"\n", said.end()) : end].translate(None, _SPACES)
+    length = int(said[1])
+    if len(letters) != length:
+        detail = f"{len(letters)} residues, the SQ line says {length}"
+        return Reject(number, accession, LENGTH if finished else UNFINISHED, detail)
+    head = _line(data, start).split()
+    if head[-1] == b"AA." and head[-2] != said[1]:
         # Where a stretch of a file is lost, one entry's accession can meet another one's sequence.
-        detail = f"the ID line has {head[-2].decode('ascii', 'backslashreplace')}, the SQ line {int(said[1])}"
-        rejects.append(Reject(number, accession, LENGTH, detail))
-        return
-    families = set()
-    places = where[b"DR"]
-    while at[b"DR"] < len(places) and places[at[b"DR"]] < end:
-        family = line(b"DR")[10:].split(b";", 1)[0].strip()
-        if _PFAM.fullmatch(family):
-            families.add(family.decode())
-        at[b"DR"] += 1
+        detail = f"the ID line has {head[-2].decode('ascii', 'backslashreplace')}, the SQ line {length}"
+        return Reject(number, accession, LENGTH, detail)
+    families = tuple([found[1].decode() for line in pfam if (found := _DR_PFAM.match(data, line))])
+    if len(families) > 1:
+        families = tuple(sorted(set(families)))
+    taxon = _number(_OX.match(data, ox)) if ox >= 0 else None
     # STANDARD is what Reviewed was called before 2006.
     reviewed = len(head) > 2 and head[2] in (b"Reviewed;", b"STANDARD;")
     checksum = int(said[2], 16) if said[2] else None
-    entries.append(
-        _Entry(
-            number,
-            accession,
-            letters,
-            tuple(sorted(families)),
-            reviewed,
-            _taxon(line(b"OX")),
-            checksum,
-            finished,
-        )
-    )
+    return _Entry(number, accession, letters, families, reviewed, taxon, checksum, finished)
 
 
 def _checked(entries: list[_Entry], rejects: list[Reject], number: int) -> Parsed:

@@ -5,13 +5,11 @@ from matplotlib.colors import to_hex
 from proteinlm.data import alphabet
 from proteinlm.data.charts import (
     CLASSES,
-    PUBLISHED,
-    SWISS_PROT_50_8,
     amino_acid_figure,
     family_figure,
     length_figure,
 )
-from proteinlm.data.statistics import SplitStatistics
+from proteinlm.data.statistics import PUBLISHED, SWISS_PROT_50_8, SplitStatistics
 from proteinlm.figures import save_figure
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from proteinlm.data import alphabet
 from proteinlm.data.dataset import ProteinDataset
-from proteinlm.data.datasheet import write_datasheet
+from proteinlm.data.datasheet import draw_figures, write_datasheet
 from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
 from proteinlm.data.splits import SPLITS, SplitsConfig
 
@@ -138,6 +138,7 @@ def test_a_dataset_with_next_to_nothing_has_one_too(tmp_path):
 def page(folder, place, **changes):
     """The Markdown of a datasheet whose provenance differs from that of the sample."""
     dataset = ProteinDataset.open(folder)
+    draw_figures(place, dataset.statistics)
     write_datasheet(place, "mine", dataset.statistics, {**dataset.provenance, **changes})
     return (place / "datasheet.md").read_text(encoding="utf-8")
 
