@@ -141,7 +141,8 @@ def _train(arguments: Sequence[str]) -> None:
             "--model.num-layers 12"
         ),
     )
-    from proteinlm.train import describe_plan, train
+    from proteinlm.planning import describe_plan
+    from proteinlm.train import train
 
     if given.dry_run:
         print(describe_plan(given.config))

@@ -5,7 +5,6 @@ pure function of (config.seed, step), so a run that died goes on to the same los
 """
 
 import contextlib
-import json
 import math
 import signal
 import time
@@ -15,27 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
-from flax import nnx
 
 from proteinlm import sharding
-from proteinlm.checkpoint import CONFIG_FILE, Checkpoints, read_run_files, write_run_files
+from proteinlm.checkpoint import Checkpoints
 from proteinlm.config import Config
-from proteinlm.data.batches import TrainBatches, batch_shapes
+from proteinlm.data.batches import TrainBatches
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.errors import InputError, Interrupted
 from proteinlm.evaluate import evaluate_split, make_evaluation_step
 from proteinlm.logs import MetricsLog, ProgressLine, console, progress_line
 from proteinlm.metrics import Sums
-from proteinlm.models.transformer import ProteinLM
-from proteinlm.objective import make_example, mean_loss, token_sums
-from proteinlm.optimizer import learning_rate_schedule, make_optimizer
-from proteinlm.randomness import random_key
-
-# What may differ between a run and its resumption without changing a single loss.
-_FREE_FIELDS = ("eval_every", "eval_examples", "checkpoint_every", "keep_checkpoints", "log_every")
+from proteinlm.optimizer import learning_rate_schedule
+from proteinlm.resume import check_same, claim_run
+from proteinlm.trainer import Trainer, count_parameters
 
 
 @dataclass(frozen=True)
@@ -45,63 +37,6 @@ class TrainResult:
     step: int
     num_parameters: int
     valid: Sums | None
-
-
-class Trainer:
-    """The compiled parts of training for one config: initial state, train step, redraw."""
-
-    def __init__(self, config: Config):
-        """Prepare for a config; nothing is compiled until it is called."""
-        self.config = config
-        self.optimizer = make_optimizer(config.optimizer, config.num_steps)
-        self.graph = nnx.split(nnx.eval_shape(self._make_model))[0]
-        self.init = jax.jit(self._init)
-        self.step = jax.jit(self._step, donate_argnums=0)
-        self.redraw = jax.jit(self._redraw, donate_argnums=0)
-
-    def _make_model(self) -> ProteinLM:
-        return ProteinLM(self.config.model, causal=self.config.causal, key=random_key(self.config.seed, "parameters"))
-
-    def _init(self) -> dict[str, Any]:
-        state = nnx.split(self._make_model())[1]
-        parameters, _ = nnx.split_state(state, nnx.Param, ...)
-        return {"model": state, "optimizer": self.optimizer.init(parameters), "step": jnp.zeros((), jnp.int32)}
-
-    def _example(self, batch: dict[str, jax.Array], step: jax.Array):
-        key = random_key(self.config.seed, "masks")
-        return make_example(batch["tokens"], batch["keys"], self.config.objective, key, step)
-
-    def _step(self, state: dict[str, Any], batch: dict[str, jax.Array]) -> tuple[dict[str, Any], dict[str, jax.Array]]:
-        """One optimizer step: (state, batch) -> (state, sums over the batch's counted tokens)."""
-        inputs, targets, weights = self._example(batch, state["step"])
-        dropout_key = random_key(self.config.seed, "dropout", state["step"])
-        parameters, others = nnx.split_state(state["model"], nnx.Param, ...)
-
-        def loss_of(parameters: Any):
-            model = nnx.merge(self.graph, parameters, others)
-            sums = token_sums(model(inputs, dropout_key=dropout_key), targets, weights)
-            return mean_loss(sums), sums
-
-        (loss, sums), gradient = jax.value_and_grad(loss_of, has_aux=True)(parameters)
-        updates, optimizer = self.optimizer.update(gradient, state["optimizer"], parameters)
-        parameters: Any = optax.apply_updates(parameters, updates)
-        metrics = {
-            "loss": loss,
-            "nll": sums.nll.sum(),
-            "correct": sums.correct.sum(),
-            "count": sums.count.sum(),
-            "gradient_norm": optax.tree.norm(gradient),
-            "parameter_norm": optax.tree.norm(parameters),
-            "tokens": (batch["tokens"] != 0).sum(),
-        }
-        state = {"model": nnx.merge_state(parameters, others), "optimizer": optimizer, "step": state["step"] + 1}
-        return state, metrics
-
-    def _redraw(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Draw new random features: a pure function of (config.seed, step)."""
-        model = nnx.merge(self.graph, state["model"])
-        model.redraw(random_key(self.config.seed, "features", state["step"]))
-        return {**state, "model": nnx.split(model)[1]}
 
 
 def train(config: Config, dataset_path: str | Path, run: str | Path) -> TrainResult:
@@ -126,7 +61,7 @@ def train(config: Config, dataset_path: str | Path, run: str | Path) -> TrainRes
             dataset, config.batches, process_index=jax.process_index(), process_count=jax.process_count()
         )
         stack.callback(batches.close)
-        _claim_run(run, config, dataset)
+        claim_run(run, config, dataset)
         trainer = Trainer(config)
         checkpoints = Checkpoints(run, keep=config.keep_checkpoints)
         stack.callback(checkpoints.close)
@@ -166,7 +101,7 @@ def _first_state(
     if not steps:
         return sharding.replicate(trainer.init(), mesh), 0
     start = steps[-1]
-    _check_same(checkpoints.config(start), config, f"checkpoint {start} of {run}")
+    check_same(checkpoints.config(start), config, f"checkpoint {start} of {run}")
     template = jax.tree.map(lambda x: _on_every_device(x, mesh), jax.eval_shape(trainer.init))
     state, position = checkpoints.restore(start, template)
     batches.set_state(position)
@@ -175,52 +110,8 @@ def _first_state(
     return state, start
 
 
-def count_parameters(state: nnx.State) -> int:
-    """Return the number of trained parameters (random features are not trained)."""
-    parameters, _ = nnx.split_state(state, nnx.Param, ...)
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameters))
-
-
 def _on_every_device(leaf: jax.ShapeDtypeStruct, mesh) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding.replicated(mesh))
-
-
-def _claim_run(run: Path, config: Config, dataset: ProteinDataset) -> None:
-    """Make the run's folder, or refuse it when it holds another run."""
-    if (run / CONFIG_FILE).is_file():
-        saved, origin = read_run_files(run)
-        _check_same(saved, config, str(run))
-        if origin["fingerprint"] != dataset.fingerprint:
-            raise InputError(
-                f"{run} was trained on another dataset ({origin['dataset']}); {dataset.path} holds other sequences or "
-                "another order. Name another folder, or the same dataset to resume."
-            )
-    elif run.exists() and any(run.iterdir()):
-        raise InputError(f"{run} is not empty and is not the folder of a training run: name another one.")
-    run.mkdir(parents=True, exist_ok=True)
-    write_run_files(run, config, dataset.path, dataset.fingerprint)
-
-
-def _check_same(saved: Config, config: Config, what: str) -> None:
-    """Refuse to resume with a config that would change a loss."""
-    free = (*_FREE_FIELDS, "num_steps") if config.optimizer.schedule == "constant" else _FREE_FIELDS
-    there, here = (json.loads(c.to_json()) for c in (saved, config))
-    for name in free:
-        del there[name], here[name]
-    if here != there:
-        name, old, new = next(_differences(there, here))
-        raise InputError(
-            f"{what} holds a run of another config: {name} is {old} there, {new} here. Name another folder, or train "
-            "with the same config to resume."
-        )
-
-
-def _differences(old: Any, new: Any, path: str = ""):
-    if isinstance(old, dict) and isinstance(new, dict):
-        for name in sorted(set(old) | set(new)):
-            yield from _differences(old.get(name), new.get(name), f"{path}.{name}" if path else name)
-    elif old != new:
-        yield path, old, new
 
 
 def _evaluate(config, dataset, evaluation_step, state, done, log, *, whole: bool) -> Sums | None:
@@ -342,58 +233,3 @@ def _stop_signals():
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a run would take, found by compiling its train step.
-
-    Attributes:
-        shapes: (rows, length) of the batches.
-        state_bytes: parameters, random features and optimizer state.
-        temporary_bytes: XLA's count for the largest batch, activations and gradients included.
-    """
-
-    num_parameters: int
-    shapes: list[tuple[int, int]]
-    state_bytes: int
-    temporary_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """State and temporaries together: the peak of one step."""
-        return self.state_bytes + self.temporary_bytes
-
-
-def plan(config: Config) -> Plan:
-    """Compile the train step for this machine's device, without any data, and count."""
-    trainer = Trainer(config)
-    state = jax.eval_shape(trainer.init)
-    shapes = batch_shapes(config.batches)
-    rows, length = max(shapes, key=lambda shape: shape[0] * shape[1])
-    batch = {
-        "tokens": jax.ShapeDtypeStruct((rows, length), jnp.uint8),
-        "keys": jax.ShapeDtypeStruct((rows, 2), jnp.uint32),
-    }
-    memory: Any = trainer.step.lower(state, batch).compile().memory_analysis()
-    state_bytes = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    return Plan(count_parameters(state["model"]), shapes, state_bytes, int(memory.temp_size_in_bytes))
-
-
-def describe_plan(config: Config) -> str:
-    """Return what `--dry-run` prints: parameters, batches, memory of one step on this machine's device."""
-    found = plan(config)
-    device = jax.devices()[0]
-    shapes = ", ".join(f"{rows} x {length}" for rows, length in found.shapes)
-    lines = [
-        f"parameters          {found.num_parameters:,}",
-        f"batch               {shapes} (rows x tokens, {config.batches.form})",
-        f"state               {_bytes(found.state_bytes)} (parameters, random features, optimizer)",
-        f"temporaries         {_bytes(found.temporary_bytes)} (XLA's count for the largest batch, all rows here)",
-        f"memory of one step  {_bytes(found.total_bytes)} on one device of kind {device.device_kind}",
-    ]
-    return "\n".join(lines)
-
-
-def _bytes(number: int) -> str:
-    return f"{number / 2**30:,.2f} GiB" if number >= 2**30 else f"{number / 2**20:,.1f} MiB"

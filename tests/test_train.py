@@ -28,7 +28,9 @@ from proteinlm.config import (
 )
 from proteinlm.errors import InputError
 from proteinlm.logs import read_metrics
-from proteinlm.train import Interrupted, Trainer, count_parameters, describe_plan, plan, train
+from proteinlm.planning import describe_plan, plan
+from proteinlm.train import Interrupted, train
+from proteinlm.trainer import Trainer, count_parameters
 
 BATCH = 4
 
