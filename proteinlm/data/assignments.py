@@ -128,7 +128,8 @@ def save_unmatched(folder: Path, found: Lookup, digests: np.ndarray, names: Sequ
 def unlisted(folder: Path) -> list[str]:
     """Return the lines accession <tab> digest of a reduced bucket's sequences that the table lacks."""
     path = folder / "unlisted.tsv"
-    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    # Not splitlines: an accession may hold a character that it takes for the end of a line.
+    return path.read_bytes().decode().removesuffix("\n").split("\n") if path.is_file() else []
 
 
 def absent(folder: Path) -> np.ndarray:

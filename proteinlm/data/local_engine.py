@@ -257,9 +257,10 @@ class LocalEngine:
         written = list(state.get("written", ()))
         bar = self.progress.add_task("writing", total=len(tasks) + 1, completed=len(written), detail="")
         rest = [(file, task) for file, task in tasks.items() if file not in written]
-        # The figures first: they take the longest of all tasks, and a process that writes shards need not wait.
         figures = (None, stages.Drawing(reduced.statistics))
-        for file, done in submit("write", [figures, *rest], keyed=True):
+        # They take the longest of all tasks: beside others first, alone last, since what is killed draws them again.
+        rest = [figures, *rest] if self.config.num_workers > 1 else [*rest, figures]
+        for file, done in submit("write", rest, keyed=True):
             self.progress.advance(bar)
             if file is None:
                 continue

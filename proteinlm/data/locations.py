@@ -90,7 +90,7 @@ def expand(names: Sequence[str | os.PathLike]) -> list[str]:
     """
     found: list[str] = []
     for name in [os.fspath(name) for name in names]:
-        if name.startswith("tar://") or name.lower().startswith("http") or not _PATTERN.search(name):
+        if name.startswith("tar://") or name.lower().startswith(("http://", "https://")) or not _PATTERN.search(name):
             found.append(name)
         elif is_remote(name):
             system, path = _system_of(name)

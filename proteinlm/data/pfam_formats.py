@@ -90,7 +90,10 @@ def form_of(lines: list[bytes]) -> Form:
 def _is_header(line: bytes) -> bool:
     """Tell the first line with words for names, as in `accession pfam` or UniProt's `Entry Pfam`."""
     cells = line.split(b"\t")
-    return len(cells) == 2 and not FAMILY.search(cells[1]) and cells[1].strip()[:1].isalpha()
+    # A damaged id (PF0442O) is no name of a column.
+    second = cells[-1].strip()
+    like_an_id = second[:2].upper() == b"PF" and second[2:3].isdigit()
+    return len(cells) == 2 and not FAMILY.search(second) and second[:1].isalpha() and not like_an_id
 
 
 def table_blocks(source: SourceFile, size: int = TABLE_BLOCK_BYTES) -> Iterator[tuple[int, TableBlock]]:

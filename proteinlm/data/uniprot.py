@@ -297,7 +297,8 @@ def _read_entry(data: bytes, place: _Place) -> _Entry | Reject:
         if accession.split() != [accession]:
             return Reject(number, accession, NO_NAME, "the entry has no AC line with an accession")
     said = _SQ.match(data, sq) if sq >= 0 else None
-    if said is None:
+    # A checksum that cannot be read is not the same as none.
+    if said is None or (said[2] is None and b"CRC64" in _line(data, sq)):
         line = _line(data, sq)
         detail = f"SQ line reads {line[:60].decode('ascii', 'backslashreplace')!r}" if line else "SQ line missing"
         return Reject(number, accession, NO_SQ if finished else UNFINISHED, detail)

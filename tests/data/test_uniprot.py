@@ -127,6 +127,10 @@ class TestFlat:
         text = entry("P12345; Q3E711").replace("OX ", "AC   Q99999; Q88888;\nOX ", 1)
         assert flat(text).records[0].accession == "P12345"
 
+    @pytest.mark.parametrize("checksum", ["0123456789ABCDE", "?123456789ABCDEF", ""])
+    def test_a_checksum_that_cannot_be_read_is_not_the_same_as_none(self, checksum):
+        assert reasons(flat(entry(checksum=checksum))) == [(1, "P12345", NO_SQ)]
+
     @pytest.mark.parametrize(
         ("status", "reviewed"), [("Reviewed", True), ("Unreviewed", False), ("STANDARD", True), ("PRELIMINARY", False)]
     )
