@@ -25,6 +25,7 @@ from apache_beam.runners.runner import PipelineState  # pyright: ignore[reportMi
 from rich.console import Console
 
 from proteinlm.data import beam_steps as steps
+from proteinlm.data.datasheet import draw_figures
 from proteinlm.data.hmm import Searched, read_profiles
 from proteinlm.data.ingest_config import IngestConfig
 from proteinlm.data.intake import Intake
