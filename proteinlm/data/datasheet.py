@@ -59,7 +59,7 @@ def write_datasheet(
     """
     blocks = [
         *_composition(statistics),
-        *_amino_acids(statistics, PUBLISHED),
+        *_amino_acids(statistics),
         *_families(statistics),
         *_splits(provenance),
         *_collection(provenance),
@@ -101,15 +101,13 @@ def _composition(statistics: Mapping[str, SplitStatistics]) -> list[Block]:
     ]
 
 
-def _amino_acids(
-    statistics: Mapping[str, SplitStatistics], published: Mapping[str, Mapping[str, float]]
-) -> list[Block]:
+def _amino_acids(statistics: Mapping[str, SplitStatistics]) -> list[Block]:
     shares = 100 * frequencies(statistics)
     rows = [
         [
             letter,
             *(_dash(value, ".3f") for value in row),
-            *(_dash(figures.get(letter), ".2f") for figures in published.values()),
+            *(_dash(figures.get(letter), ".2f") for figures in PUBLISHED.values()),
         ]
         for letter, row in zip(alphabet.RESIDUES, shares.to_numpy().tolist(), strict=True)
     ]
@@ -118,10 +116,10 @@ def _amino_acids(
         Figure(
             f"{DATASHEET}-amino-acids.png",
             "How frequent each amino acid is in all splits together, coloured by class (figure 9 of the Performer "
-            f"paper). Markers: {' and '.join(published)}, as published.",
+            f"paper). Markers: {' and '.join(PUBLISHED)}, as published.",
         ),
         Text("Per cent of the residues of each split, and as published for UniProtKB/TrEMBL and Swiss-Prot."),
-        Table(["residue", *statistics, *published], rows),
+        Table(["residue", *statistics, *PUBLISHED], rows),
     ]
 
 

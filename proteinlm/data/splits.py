@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from proteinlm.data.pfam import PAPER_HELD_OUT_FAMILIES, check_families
+from proteinlm.data.pfam import PAPER_HELD_OUT_FAMILIES, check_families, united
 from proteinlm.errors import InputError
 
 SPLITS = ("train", "valid", "test", "ood")
@@ -146,5 +146,4 @@ def merge(
     """
     first = min(range(len(accessions)), key=lambda i: precedence(accessions[i], reviewed[i], taxa[i]))
     texts = set(families)
-    united = texts.pop() if len(texts) == 1 else b";".join(sorted({f for text in texts for f in text.split(b";") if f}))
-    return Merged(first, united, sorted(set(accessions)))
+    return Merged(first, texts.pop() if len(texts) == 1 else united(texts), sorted(set(accessions)))

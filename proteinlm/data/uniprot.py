@@ -68,7 +68,7 @@ _RESIDUES = alphabet.RESIDUES.encode()
 _SPACES = b" \t\n"
 _UNIREF = re.compile(rb"UniRef\d+_(.+)")
 _UNIPROT_OX = re.compile(rb" OX=(\d{1,9})\b")
-_NUMBER = re.compile(rb"=(\d{1,9})\b")
+_TAXON = re.compile(rb"(?:\bOX|\bTaxID|NCBI_TaxID)=(\d{1,9})\b")
 _AC = re.compile(rb"AC   (\w+)(?:;|\n)")
 _OX = re.compile(rb"OX   NCBI_TaxID=(\d{1,9})\b")
 _DR_PFAM = re.compile(rb"DR   ....; *(PF\d{5}) *[;\n]")
@@ -153,15 +153,8 @@ def _fasta_name(header: bytes) -> tuple[str, bool]:
 
 
 def _taxon(header: bytes) -> int | None:
-    """Return the number after OX= or TaxID=."""
-    if found := _UNIPROT_OX.search(header):
-        return _number(found)
-    # All numbers are found first: a pattern that starts with a choice of words is tried at every letter.
-    for found in _NUMBER.finditer(header):
-        key = header[max(found.start() - 5, 0) : found.start()]
-        if key == b"TaxID" or (key.endswith(b"OX") and not key[-3:-2].isalnum()):
-            return _number(found)
-    return None
+    # UniProt's own first: a pattern that starts with a choice of words is tried at every letter.
+    return _number(_UNIPROT_OX.search(header) or _TAXON.search(header))
 
 
 def _number(found: re.Match[bytes] | None) -> int | None:
