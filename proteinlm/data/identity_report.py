@@ -69,7 +69,7 @@ def to_markdown(report: Mapping[str, Any]) -> str:
         f"{report['program']} made {report['clusters']:,} clusters, each whole on one side, and searched all of valid, "
         f"test and ood against all of train {len(searches) + 1} times, without a limit on hits; what it found within "
         f"the threshold left train ({', then '.join(f'{n:,}' for n in (*searches, 0))} sequences). "
-        f"Sequences below {SHORTEST} residues cannot be searched for; those outside ood are in no split either "
+        f"Sequences below {SHORTEST} residues cannot be searched for well enough and are in no split either "
         f"({report['too_short_to_be_searched']:,}). In all {sequences['near']:,} sequences are `near`: the manifest "
         "lists them, the dataset has them not.\n",
         "| | " + " | ".join(sequences) + " |",

@@ -37,8 +37,8 @@ Splits by distance
   lists it as near; it is in no split. Identity is that of MMseqs2's local
   alignment: identical columns over all columns, gaps included (--seq-id-mode
   0). An alignment counts if it covers 80 % of one of its two sequences
-  (--cov-mode 1 or 2, -c 0.8) with an E-value of at most 10. Sequences below 14
-  residues cannot be searched for: those outside ood are near.
+  (--cov-mode 1 or 2, -c 0.8), whatever its E-value. Sequences below 30 residues
+  cannot be searched for well enough and are near too.
 
 What is wrong
   A record with a letter that is no residue, or with another length or CRC64

@@ -21,19 +21,20 @@ from proteinlm.errors import InputError
 
 COVERAGE = 0.8
 """An alignment counts if it covers this share of one of its two sequences at least, so that fragments are found."""
-E_VALUE = 10
-"""An alignment counts if there are at most so many as good by chance. That is generous: long sequences have no chance
-alignment that covers enough, and of short ones too many are found rather than too few."""
 SENSITIVITY = 7.5
 """The highest that MMseqs2 names."""
-SHORTEST = 14
-"""Residues. MMseqs2 asks for two words on one diagonal, each six residues spread over eleven: it finds nothing below
-12, and little but copies below 14."""
+SHORTEST = 30
+"""Residues. MMseqs2 asks for two words on one diagonal, each six residues spread over eleven, which short sequences
+often have not: of pairs that were aligned all against all, it overlooked some at 0.5 up to 22 residues, none above."""
+UNGAPPED = 15
+"""Score without gaps on one diagonal that makes a candidate: MMseqs2's default."""
 _CANDIDATES = 10_000
 # Ends everything in its process group when its standard input ends, which it does when the process that holds the
 # other end is gone, even if that was killed.
 _GUARD = 'exec 3<&0; (read _ <&3; kill -KILL 0) & "$@" </dev/null 3<&-; code=$?; kill $!; exit $code'
 _LONGEST = 65_535
+# E-values depend on how many sequences are searched, identity and coverage do not: these decide alone.
+_E_VALUE = 1e30
 
 _ALIGNMENT = (
     "query", "target", "bits", "identity", "e_value", "qstart", "qend", "qlen", "tstart", "tend", "tlen",
@@ -98,8 +99,9 @@ class Mmseqs:
             fasta: their names.
         """
         made = self._new("sequences")
-        # By names without folders, thousands of files fit into one command line. Not shuffled, keys are the rows.
-        self._run("createdb", *fasta, made, "--dbtype", 1, "--shuffle", 0, "-v", 1, folder=folder)
+        # Not shuffled, keys are the rows.
+        paths = (folder / name for name in fasta)
+        self._run("createdb", *paths, made, "--dbtype", 1, "--shuffle", 0, "-v", 1)
         return made
 
     def clusters(self, database: Path, number: int, identity: float) -> np.ndarray:
@@ -122,7 +124,9 @@ class Mmseqs:
         table.unlink()
         return found
 
-    def search(self, database: Path, queries: np.ndarray, targets: np.ndarray) -> Iterator[Hits]:
+    def search(
+        self, database: Path, queries: np.ndarray, targets: np.ndarray, ungapped: int = UNGAPPED
+    ) -> Iterator[Hits]:
         """Yield all alignments of queries with targets, in batches of no particular order; a pair may come twice.
 
         MMseqs2 keeps the best candidates of each query and aligns those. A query whose list of candidates is full
@@ -132,6 +136,7 @@ class Mmseqs:
         Args:
             database: of `database`.
             queries, targets: rows of it, int64, each with at least `SHORTEST` residues.
+            ungapped: a pair is aligned if a diagonal without gaps scores that much (BLOSUM62).
         """
         limit = _CANDIDATES
         while len(queries) and len(targets):
@@ -140,7 +145,7 @@ class Mmseqs:
             # No composition is corrected for and nothing is masked: an alignment of repeats is an alignment.
             self._run(
                 "prefilter", left, right, candidates, "-s", SENSITIVITY, "--max-seqs", limit, "--mask", 0,
-                "--comp-bias-corr", 0, *self._length, *self._threads,
+                "--min-ungapped-score", ungapped, "--comp-bias-corr", 0, *self._length, *self._threads,
             )  # fmt: skip
             yield from self._alignments(left, right, candidates)
             queries = self._full(left, right, candidates, limit) if limit < len(targets) else queries[:0]
@@ -150,7 +155,7 @@ class Mmseqs:
     def _alignments(self, left: Path, right: Path, candidates: Path) -> Iterator[Hits]:
         made, table = self._new("alignments"), self._new("table")
         self._run(
-            "align", left, right, candidates, made, "--alignment-mode", 3, "--seq-id-mode", 0, "-e", E_VALUE,
+            "align", left, right, candidates, made, "--alignment-mode", 3, "--seq-id-mode", 0, "-e", _E_VALUE,
             "--comp-bias-corr", 0, *self._length, *self._threads,
         )  # fmt: skip
         self._run("prefixid", made, table, "--tsv", 1, *self._threads)
@@ -192,11 +197,12 @@ class Mmseqs:
             for path in self._work.glob(f"{database.name}*"):
                 path.unlink()
 
-    def _run(self, *arguments: object, folder: Path | None = None) -> str:
-        command = [os.fspath(self._program), *map(str, arguments)]
+    def _run(self, *arguments: object) -> str:
+        # MMseqs2's scripts do not quote paths, so there is none with a space: each is relative to the working folder.
+        command = [os.fspath(self._program), *(self._name(argument) for argument in arguments)]
         # `mmseqs cluster` is a shell script that starts others: a process group of its own, so that all end together.
         with subprocess.Popen(
-            ["/bin/sh", "-c", _GUARD, "guard", *command], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            ["/bin/sh", "-c", _GUARD, "guard", *command], cwd=self._work, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
         ) as process:  # fmt: skip
             try:
@@ -213,6 +219,9 @@ class Mmseqs:
                 "and in memory, or install another version of MMseqs2."
             ) from OSError(last)
         return said
+
+    def _name(self, argument: object) -> str:
+        return os.path.relpath(argument, self._work) if isinstance(argument, Path) else str(argument)
 
 
 def _read(table: Path, names: tuple[str, ...], kind: pa.DataType) -> Iterator[list[np.ndarray]]:

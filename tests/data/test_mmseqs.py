@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from proteinlm.data import mmseqs
-from proteinlm.data.mmseqs import COVERAGE, E_VALUE, Mmseqs, find_mmseqs
+from proteinlm.data.mmseqs import COVERAGE, Mmseqs, find_mmseqs
 from proteinlm.errors import InputError
 from tests.conftest import sample_records
 
@@ -96,7 +96,7 @@ def test_a_search_is_what_the_program_finds_by_its_own_workflow(tmp_path):
     columns = "query,target,fident,qstart,qend,qlen,tstart,tend,tlen"
     subprocess.run(
         ["mmseqs", "easy-search", "q.fasta", "t.fasta", "found.tsv", "scratch", "-s", "7.5", "--max-seqs", "1000000",
-         "-e", str(E_VALUE), "--mask", "0", "--comp-bias-corr", "0", "--alignment-mode", "3", "--format-output",
+         "-e", "inf", "--mask", "0", "--comp-bias-corr", "0", "--alignment-mode", "3", "--format-output",
          columns, "-v", "1"],
         cwd=tmp_path, check=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip
@@ -109,6 +109,30 @@ def test_a_search_is_what_the_program_finds_by_its_own_workflow(tmp_path):
     program, made = database(tmp_path, sequences, threads=2, files=3)
     assert len(wanted) > 40
     assert pairs(program, made, queries, targets) == wanted
+
+
+@needs_mmseqs
+def test_paths_may_have_spaces_and_other_letters(tmp_path):
+    folder = tmp_path / "a b" / "ü'$x"
+    folder.mkdir(parents=True)
+    program, made = database(folder, relatives(3, 1) + relatives(2, 2), files=2)
+    clusters = program.clusters(made, 5, 0.5)
+    assert len(set(clusters[:3])) == len(set(clusters[3:])) == 1
+    assert set(pairs(program, made, [0, 4], [1, 2, 3])) == {(0, 1), (0, 2), (4, 3)}
+
+
+@needs_mmseqs
+def test_a_higher_score_leaves_weak_candidates_out(tmp_path):
+    sequences = relatives(2, 1, length=200, changes=20) + relatives(1, 2, length=60)
+    sequences.append("".join(a if i % 3 else "G" for i, a in enumerate(sequences[2][:40])))
+    program, made = database(tmp_path, sequences)
+    rows = (np.array([0, 2]), np.array([1, 3]))
+    all_pairs = {pair for hits in program.search(made, *rows) for pair in zip(hits.queries, hits.targets, strict=True)}
+    strong = {
+        pair for hits in program.search(made, *rows, 150) for pair in zip(hits.queries, hits.targets, strict=True)
+    }
+    assert all_pairs == {(0, 1), (2, 3)}
+    assert strong == {(0, 1)}
 
 
 @needs_mmseqs
