@@ -1,0 +1,78 @@
+"""Train a few steps of tiny models on layouts of 8 virtual devices; print what each gave as JSON.
+
+A program of its own: the number of devices is fixed when JAX starts.
+usage: python layouts.py MECHANISM:LAYOUT[,LAYOUT...] ...
+"""
+
+import dataclasses
+import json
+import sys
+
+import jax
+import numpy as np
+from tiny_models import TINY, mechanism
+
+from proteinlm import sharding
+from proteinlm.config import BatchesConfig, Config, MeshConfig, ObjectiveConfig, OptimizerConfig
+from proteinlm.trainer import Trainer
+
+ROWS, LENGTH, STEPS = 8, 16, 3
+MODEL = dataclasses.replace(TINY, num_layers=2, num_heads=4, embed_dim=32, mlp_dim=48, max_length=LENGTH)
+LAYOUTS = {
+    "one": {"data": 1},
+    "data8": {"data": 8},
+    "fsdp8": {"fsdp": 8},
+    "data2_fsdp2_tensor2": {"data": 2, "fsdp": 2, "tensor": 2},
+    "tensor4_data2": {"data": 2, "tensor": 4},
+    "fsdp2_tensor2_sequence2": {"data": 1, "fsdp": 2, "tensor": 2, "sequence": 2},
+    "accumulate": {"data": 2, "fsdp": 2, "tensor": 2},
+}
+START = {}
+
+
+def batches():
+    generator = np.random.default_rng(0)
+    for _ in range(STEPS):
+        tokens = generator.integers(4, TINY.vocab_size, (ROWS, LENGTH)).astype(np.uint8)
+        # Rows of all lengths, one of them empty.
+        for row, length in enumerate(generator.permutation(ROWS) * LENGTH // (ROWS - 1)):
+            tokens[row, length:] = 0
+        yield {"tokens": tokens, "keys": generator.integers(0, 2**32, (ROWS, 2), np.uint32)}
+
+
+def train(name, layout):
+    attention = mechanism(name, LENGTH)
+    # Parts of a batch draw other dropout masks.
+    accumulate, rate = (2, 0.0) if layout == "accumulate" else (1, MODEL.dropout)
+    config = Config(
+        model=dataclasses.replace(MODEL, attention=attention, dropout=rate),
+        objective=ObjectiveConfig("masked" if attention.no_causal else "causal"),
+        optimizer=OptimizerConfig(learning_rate=1e-2),
+        batches=BatchesConfig(length=LENGTH, batch_size=ROWS),
+        num_steps=STEPS,
+        mesh=MeshConfig(**LAYOUTS[layout]),
+        accumulate=accumulate,
+    )
+    mesh = sharding.make_mesh(config.mesh, jax.devices()[:1] if layout == "one" else jax.devices()[:8])
+    trainer = Trainer(config, mesh)
+    if layout == "one" or name == "favor":
+        state = trainer.init()
+        START[name] = jax.device_get(state)
+    else:
+        # Where it is drawn was tried with favor; compiling that once more for each layout takes seconds.
+        state = jax.device_put(START[name], jax.tree.map(lambda x: x.sharding, trainer.abstract_state))
+    size = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
+    losses = []
+    for batch in batches():
+        state, metrics = trainer.step(state, sharding.place_batch(batch, mesh))
+        losses.append([float(metrics[key]) for key in ("loss", "gradient_norm", "parameter_norm", "count")])
+    return {"steps": losses, "state_bytes_a_device": size}
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    found = {}
+    for argument in sys.argv[1:]:
+        name, layouts = argument.split(":")
+        found[name] = {layout: train(name, layout) for layout in layouts.split(",")}
+    print(json.dumps(found))
