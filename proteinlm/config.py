@@ -286,10 +286,11 @@ def _dataclass_from_plain(expected: Any, value: Any, source: str, path: str) -> 
     if missing:
         raise InputError(f"{where} lacks {', '.join(missing)}.")
     prefix = f"{path}." if path else ""
-    for name, field_ in fields.items():
-        # By identity: 0 equals False, and is no former value of anything.
-        former = [new for old, new in field_.metadata.get("formerly", {}).items() if value.get(name) is old]
-        value.update({name: new for new in former})
+    for name, known in fields.items():
+        for old, new in known.metadata.get("formerly", {}).items():
+            # By identity: 1 equals True.
+            if value.get(name) is old:
+                value[name] = new
     given = [name for name in names if name in value]
     return expected(**{name: _from_plain(hints[name], value[name], source, prefix + name) for name in given})
 

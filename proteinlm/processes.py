@@ -9,6 +9,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from proteinlm.errors import InputError
+from proteinlm.logs import console
 
 # Bytes of a sentence that goes from the first process to the others.
 _SENTENCE = 4096
@@ -44,6 +45,7 @@ def join(
         )
     try:
         jax.distributed.initialize(coordinator, num_processes, process_id)
+        console.quiet = not is_first()
     except (RuntimeError, ValueError) as error:
         raise InputError(
             f"the processes of the run did not find one another: {error}. Name process 0's --coordinator HOST:PORT, "

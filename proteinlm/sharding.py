@@ -130,7 +130,8 @@ def partition(name: str, shape: Sequence[int], mesh: Mesh) -> P:
         if re.search(pattern, name):
             if len(spec) > len(shape):
                 raise ValueError(f"{name} has shape {tuple(shape)}, but its rule in sharding.RULES is {spec}")
-            return P(*(axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in zip(spec, shape)))
+            pairs = zip(spec, shape[: len(spec)], strict=True)
+            return P(*(axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in pairs))
     raise ValueError(f"there is no rule for {name} in sharding.RULES: say there how it is split")
 
 

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-
 from jax.sharding import Mesh
 
 from proteinlm import sharding
