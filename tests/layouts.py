@@ -23,11 +23,34 @@ LAYOUTS = {
     "data8": {"data": 8},
     "fsdp8": {"fsdp": 8},
     "data2_fsdp2_tensor2": {"data": 2, "fsdp": 2, "tensor": 2},
-    "tensor4_data2": {"data": 2, "tensor": 4},
     "fsdp2_tensor2_sequence2": {"data": 1, "fsdp": 2, "tensor": 2, "sequence": 2},
+    # Without dropout.
+    "still": {"data": 1},
     "accumulate": {"data": 2, "fsdp": 2, "tensor": 2},
 }
+# The state that each mechanism begins with, on every layout.
 START = {}
+
+
+def first_state(name, layout, trainer):
+    """A new state, the same on every layout, laid where the trainer wants it.
+
+    To save time, a state is drawn as training does for favor alone, on one device and on one layout of eight.
+    """
+    if name == "favor" and layout in ("one", "data2_fsdp2_tensor2"):
+        state = trainer.init()
+        START.setdefault(name, jax.device_get(state))
+        return state
+    if name not in START:
+        generator = np.random.default_rng(1)
+
+        def make(path, leaf):
+            of_model = jax.tree_util.keystr(path).startswith("['model']")
+            values = 0.2 * generator.standard_normal(leaf.shape) if of_model else np.zeros(leaf.shape)
+            return values.astype(leaf.dtype)
+
+        START[name] = jax.tree_util.tree_map_with_path(make, trainer.abstract_state)
+    return jax.tree.map(lambda x, leaf: jax.device_put(x, leaf.sharding), START[name], trainer.abstract_state)
 
 
 def batches():
@@ -42,8 +65,8 @@ def batches():
 
 def train(name, layout):
     attention = mechanism(name, LENGTH)
-    # Parts of a batch draw other dropout masks.
-    accumulate, rate = (2, 0.0) if layout == "accumulate" else (1, MODEL.dropout)
+    accumulate = 2 if layout == "accumulate" else 1
+    rate = 0.0 if layout in ("still", "accumulate") else MODEL.dropout
     config = Config(
         model=dataclasses.replace(MODEL, attention=attention, dropout=rate),
         objective=ObjectiveConfig("masked" if attention.no_causal else "causal"),
@@ -53,14 +76,9 @@ def train(name, layout):
         mesh=MeshConfig(**LAYOUTS[layout]),
         accumulate=accumulate,
     )
-    mesh = sharding.make_mesh(config.mesh, jax.devices()[:1] if layout == "one" else jax.devices()[:8])
+    mesh = sharding.make_mesh(config.mesh, jax.devices()[: 1 if layout in ("one", "still") else 8])
     trainer = Trainer(config, mesh)
-    if layout == "one" or name == "favor":
-        state = trainer.init()
-        START[name] = jax.device_get(state)
-    else:
-        # Where it is drawn was tried with favor; compiling that once more for each layout takes seconds.
-        state = jax.device_put(START[name], jax.tree.map(lambda x: x.sharding, trainer.abstract_state))
+    state = first_state(name, layout, trainer)
     size = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
     losses = []
     for batch in batches():
