@@ -162,7 +162,10 @@ def append(row: dict[str, Any]) -> None:
         if new:
             writer.writeheader()
         writer.writerow(row)
-    print({name: row[name] for name in ("wanted", "rows_per_device", "fits", "total_gib", "seconds", "compile_seconds")}, flush=True)
+    print(
+        {name: row[name] for name in ("wanted", "rows_per_device", "fits", "total_gib", "seconds", "compile_seconds")},
+        flush=True,
+    )
 
 
 def done(asked: Wanted, rows: list[dict[str, str]]) -> bool:
@@ -180,7 +183,9 @@ def run(minutes: float, only: str) -> None:
             return
         try:
             if asked.fit:
-                fit(asked.changed(), asked.topology, lambda found, asked=asked: append(row_of(asked, found)), asked.rows)
+                fit(
+                    asked.changed(), asked.topology, lambda found, asked=asked: append(row_of(asked, found)), asked.rows
+                )
             else:
                 append(row_of(asked, plan(asked.changed(), asked.topology, asked.rows)))
         except InputError as error:

@@ -31,9 +31,9 @@ class Plan:
         rows: of the largest batch, on all devices together.
         length: tokens of such a row.
         state_bytes: parameters, random features and optimizer state.
-        temporary_bytes: XLA's count for the largest batch, activations and gradients included; None where the program
-            does not fit, and `total_bytes` is what XLA asked for, if it said so.
-        total_bytes: the peak of one step.
+        temporary_bytes: XLA's count for the largest batch, activations and gradients included; None where XLA found no
+            program that fits.
+        total_bytes: the peak of one step; where nothing fits what XLA asked for, None if it did not say.
         limit_bytes: what a program may use; None where nobody says.
         work: products of one step, recomputation included, on all devices together.
         model_flops: three times the products of a forward pass: what a step must compute, without recomputation.
@@ -144,11 +144,12 @@ def step_work(trainer: Trainer, rows: int, length: int) -> tuple[Work, int]:
 
 
 def _as_on(platform: str, config: Config) -> Config:
-    """Return the config with what depends on the backend as it would be there, not as it is here."""
+    """Return the config with what attention chooses by the backend as it would be there, not as it is here."""
     attention: Any = config.model.attention
-    if getattr(attention, "chunk_size", None) != 0:
-        return config
-    attention = dataclasses.replace(attention, chunk_size=fast_chunk_size(config.causal, platform))
+    if getattr(attention, "chunk_size", None) == 0:
+        attention = dataclasses.replace(attention, chunk_size=fast_chunk_size(config.causal, platform))
+    if platform == "tpu" and getattr(attention, "implementation", None) == "auto":
+        attention = dataclasses.replace(attention, implementation="blocks")
     return dataclasses.replace(config, model=dataclasses.replace(config.model, attention=attention))
 
 
@@ -208,7 +209,6 @@ def describe_plan(found: Plan) -> str:
     limit = f" of {describe_bytes(found.limit_bytes)}" if found.limit_bytes else ""
     total = "more than there is" if found.total_bytes is None else describe_bytes(found.total_bytes)
     verdict = "fits" if found.fits else "DOES NOT FIT"
-    where = "on each of" if found.num_devices > 1 else "on"
     lines = [
         f"parameters          {found.num_parameters:,}",
         f"devices             {found.num_devices:,} x {found.device_kind}",
@@ -217,9 +217,11 @@ def describe_plan(found: Plan) -> str:
         f"state               {describe_bytes(found.state_bytes)} a device (parameters, random features, optimizer)",
     ]
     if found.temporary_bytes is not None:
-        lines.append(f"temporaries         {describe_bytes(found.temporary_bytes)} a device (XLA's count, largest batch)")
+        lines.append(
+            f"temporaries         {describe_bytes(found.temporary_bytes)} a device (XLA's count, largest batch)"
+        )
     lines += [
-        f"memory of one step  {total}{limit} {where} {found.num_devices:,}: {verdict}",
+        f"memory of one step  {total}{limit} a device: {verdict}",
         f"FLOPs of one step   {found.work.flops:.3e} (products, loops counted as often as they run, all devices)",
         f"  of the model      {found.model_flops:.3e} (3 x forward: without what is computed again)",
         f"bytes of products   {found.work.product_bytes:.3e} (operands and results, all devices)",
@@ -236,6 +238,13 @@ def describe_plan(found: Plan) -> str:
         )
     lines.append(f"compiled in         {found.compile_seconds:.0f} s")
     return "\n".join(lines)
+
+
+def describe_trial(found: Plan) -> str:
+    """Return one line about a step of the search."""
+    total = "" if found.total_bytes is None else f", {describe_bytes(found.total_bytes)}"
+    verdict = "fits" if found.fits else "does not fit"
+    return f"{found.rows_per_device} rows a device{total}: {verdict} ({found.compile_seconds:.0f} s)"
 
 
 def describe_bytes(number: int | None) -> str:

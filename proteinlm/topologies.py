@@ -4,6 +4,7 @@ import functools
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +18,13 @@ from proteinlm.errors import InputError
 # each): v2 1 unit, v3 2, v4 and v5e 4 (https://cloud.google.com/tpu/docs/system-architecture-tpu-vm).
 _CLOCK_HZ = {"TPU v2": 0.70e9, "TPU v3": 0.94e9, "TPU v4": 1.05e9, "TPU v5 lite": 1.50e9}
 
+# Without the first three libtpu asks the cloud which TPU this machine is, and says on stderr that it is none. One
+# process alone may have a TPU; many may compile for one.
+_NO_TPU_HERE = {
+    "TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v2-8", "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}  # fmt: skip
+
 
 @functools.cache
 def devices(topology: str) -> list[Any]:
@@ -27,9 +35,9 @@ def devices(topology: str) -> list[Any]:
     Raises:
         InputError: libtpu is not installed, or does not know the topology.
     """
-    # Without these libtpu asks the cloud which TPU this machine is, and says on stderr that it is none.
-    for name, value in (("TPU_SKIP_MDS_QUERY", "1"), ("TPU_ACCELERATOR_TYPE", "v2-8"), ("TPU_WORKER_HOSTNAMES", "localhost")):
-        os.environ.setdefault(name, value)
+    if not any(Path(device).exists() for device in ("/dev/accel0", "/dev/vfio/0")):
+        for name, value in _NO_TPU_HERE.items():
+            os.environ.setdefault(name, value)
     options = {"chip_config_name": "megacore"} if topology.startswith("v4:") else {}
     try:
         return list(topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices)
@@ -94,24 +102,30 @@ def seconds_of_schedule(program: str, device_kind: str) -> float | None:
 
 
 def cycles_of_schedule(program: str) -> int:
-    """Return the estimated cycles of a compiled program (HLO text), 0 where it has no estimates."""
+    """Return the estimated cycles of a compiled program (HLO text), 0 where it has no estimates.
+
+    A loop whose length is not known before it runs, inside one of n, is taken to run (n - 1) / 2 times on average: so do
+    those of causal exact attention, over the blocks before (or after) each.
+    """
     computations = _computations(program)
 
     @functools.cache
-    def cycles(name: str) -> int:
-        total = 0
-        for line in computations[name]:
+    def cycles(name: str, around: int) -> float:
+        """Return those of one run of a computation, which is inside a loop of so many."""
+        total, lines = 0.0, computations[name]
+        for line in lines:
             if found := re.search(r'"estimated_cycles":"(\d+)"', line):
                 total += int(found[1])
-            if found := re.search(r" while\(.*condition=%([\w.-]+), body=%([\w.-]+)", line):
-                total += _trips(line, computations[found[1]]) * cycles(found[2])
+            if found := re.search(r" while\(%([\w.-]+)\), condition=%([\w.-]+), body=%([\w.-]+)", line):
+                trips = _trips(line, found[1], lines, computations[found[2]])
+                total += (max(around - 1, 2) / 2 if trips is None else trips) * cycles(found[3], trips or 1)
             elif found := re.search(r" (?:call|async-start)\(.*(?:to_apply|calls)=%([\w.-]+)", line):
-                total += cycles(found[1])
+                total += cycles(found[1], around)
             elif found := re.search(r" conditional\(.*branch_computations=\{([^}]*)\}", line):
-                total += max(cycles(branch.strip(" %")) for branch in found[1].split(","))
+                total += max(cycles(branch.strip(" %"), around) for branch in found[1].split(","))
         return total
 
-    return cycles("ENTRY") if "ENTRY" in computations else 0
+    return round(cycles("ENTRY", 1)) if "ENTRY" in computations else 0
 
 
 def _computations(program: str) -> dict[str, list[str]]:
@@ -126,11 +140,35 @@ def _computations(program: str) -> dict[str, list[str]]:
     return found
 
 
-def _trips(loop: str, condition: list[str]) -> int:
-    """Return how often a loop runs: JAX's scans count from 0 to a constant. 1 where it is not that plain."""
+def _trips(loop: str, start: str, around: list[str], condition: list[str]) -> int | None:
+    """Return how often a loop runs, None where that is known when it runs.
+
+    JAX's loops count upwards, in the first value that they carry, while it is below another value.
+
+    Args:
+        loop: its line.
+        start: name of the tuple that it begins with.
+        around: lines of the computation that it is in.
+        condition: lines of its condition.
+    """
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop):
         return int(known[1])
-    text = "\n".join(condition)
-    bound = re.search(r"ROOT .* compare\([^)]*%([\w.-]+)\), direction=LT", text)
-    constant = bound and re.search(rf"%{re.escape(bound[1])} = s32\[\]\S* constant\((\d+)\)", text)
-    return int(constant[1]) if constant else 1
+    bound = next(
+        (found[1] for line in condition if (found := re.search(r"compare\(.*%([\w.-]+)\), direction=LT", line))), ""
+    )
+    first = re.search(r" tuple\(%([\w.-]+)", _definition(start, around))
+    low, high = (_constant(first[1], around) if first else None), _constant(bound, condition)
+    return None if low is None or high is None else max(high - low, 0)
+
+
+def _constant(name: str, lines: list[str]) -> int | None:
+    """Return the value of an integer constant, or of its copy."""
+    definition = _definition(name, lines)
+    if copied := re.search(r" copy\(%([\w.-]+)\)", definition):
+        return _constant(copied[1], lines)
+    value = re.search(r" constant\((-?\d+)\)", definition)
+    return int(value[1]) if value else None
+
+
+def _definition(name: str, lines: list[str]) -> str:
+    return next((line for line in lines if re.match(rf"\s+(?:ROOT )?%{re.escape(name)} = ", line)), "")
