@@ -104,8 +104,8 @@ def seconds_of_schedule(program: str, device_kind: str) -> float | None:
 def cycles_of_schedule(program: str) -> int:
     """Return the estimated cycles of a compiled program (HLO text), 0 where it has no estimates.
 
-    A loop whose length is not known before it runs, inside one of n, is taken to run (n - 1) / 2 times on average: so do
-    those of causal exact attention, over the blocks before (or after) each.
+    A loop whose length is not known before it runs, inside one of n, is taken to run (n - 1) / 2 times on average: so
+    do those of causal exact attention, over the blocks before (or after) each.
     """
     computations = _computations(program)
 
@@ -118,7 +118,8 @@ def cycles_of_schedule(program: str) -> int:
                 total += int(found[1])
             if found := re.search(r" while\(%([\w.-]+)\), condition=%([\w.-]+), body=%([\w.-]+)", line):
                 trips = _trips(line, found[1], lines, computations[found[2]])
-                total += (max(around - 1, 2) / 2 if trips is None else trips) * cycles(found[3], trips or 1)
+                unknown = (around - 1) / 2 if around > 1 else 1
+                total += (unknown if trips is None else trips) * cycles(found[3], trips or 1)
             elif found := re.search(r" (?:call|async-start)\(.*(?:to_apply|calls)=%([\w.-]+)", line):
                 total += cycles(found[1], around)
             elif found := re.search(r" conditional\(.*branch_computations=\{([^}]*)\}", line):
