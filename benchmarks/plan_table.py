@@ -91,21 +91,24 @@ def wanted() -> list[Wanted]:
         Wanted(SINGLE[2], 64),
         Wanted("concat_identity", 8),
         Wanted("concat_transformer", 1, attention="exact, whole matrix"),
-        Wanted("concat_transformer", 1),
-        Wanted(regular, 20, fit=True),
-        Wanted(SINGLE[0], 64, fit=True),
+        # The largest: each with the next size that `fit` would try.
+        Wanted(SINGLE[0], 72),
+        Wanted(SINGLE[2], 72),
+        Wanted(SINGLE[1], 64),
+        Wanted(regular, 20),
+        Wanted(regular, 22),
         Wanted("concat_transformer_small", 8),
-        Wanted(SINGLE[1], 56, fit=True),
-        Wanted(SINGLE[2], 64, fit=True),
-        Wanted(regular, 8, attention="softmax features"),
-        Wanted(SINGLE[3], 48, fit=True),
-        Wanted(SINGLE[4], 64, fit=True),
     ]
     sweep = [
         Wanted(regular, 1, topology, attention=attention, length=length)
+        for lengths, attentions in (
+            ((65_536, 8_192), ("relu", "exact", "identity")),
+            ((1_024, 16_384, 32_768, 2_048, 4_096), ("relu", "exact", "identity")),
+            ((65_536, 8_192, 1_024, 16_384, 32_768, 2_048, 4_096), ("softmax features",)),
+        )
         for topology in (POD, "v5e:16x16", "v4:8x8x4")
-        for length in (65_536, 8_192, 1_024, 32_768, 16_384, 4_096, 2_048)
-        for attention in ("relu", "exact", "identity", "softmax features")
+        for length in lengths
+        for attention in attentions
     ]
     elsewhere = [
         Wanted(config, rows, topology, fit=True)
@@ -115,12 +118,13 @@ def wanted() -> list[Wanted]:
     others = [
         Wanted(config, rows, fit=True)
         for config, rows in (
+            ("trembl_transformer_causal", 48), ("trembl_performer_softmax_masked", 64),
             ("trembl_performer_softmax_causal", 64), ("trembl_linformer_masked", 48), ("trembl_reformer_causal", 32),
             ("trembl_transformerpp_causal", 16), ("trembl_polysketch_causal", 16), ("concat_transformerpp", 1),
             ("concat_polysketch", 1),
         )
     ]  # fmt: skip
-    return first + sweep + elsewhere + others
+    return first + sweep + others + elsewhere
 
 
 def row_of(asked: Wanted, found: Plan) -> dict[str, Any]:
@@ -213,7 +217,7 @@ def show() -> None:
             f"{row['rows_per_device']} | {verdict} | {float(row['limit_gib']):.2f} | {seconds} | {rate} |"
         )
     missing = [asked.name for asked in wanted() if not done(asked, rows)]
-    print(f"\nnot done ({len(missing)}): " + "; ".join(missing))
+    print(f"\nnot done, {len(missing)} of {len(wanted())}:", *missing, sep="\n- ")
 
 
 if __name__ == "__main__":
