@@ -93,10 +93,11 @@ def wanted() -> list[Wanted]:
         Wanted("concat_transformer", 1, attention="exact, whole matrix"),
         # The largest: each with the next size that `fit` would try.
         Wanted(SINGLE[0], 72),
+        Wanted(regular, 26),
+        Wanted(SINGLE[1], 60),
         Wanted(SINGLE[2], 72),
-        Wanted(SINGLE[1], 64),
-        Wanted(regular, 20),
-        Wanted(regular, 22),
+        Wanted(SINGLE[0], 80),
+        Wanted(regular, 28),
         Wanted("concat_transformer_small", 8),
     ]
     sweep = [
