@@ -38,7 +38,7 @@ ATTENTION: dict[str, Any] = {
 COLUMNS = [
     "config", "attention", "length", "topology", "rows_per_device", "fits", "total_gib", "state_gib", "limit_gib",
     "num_devices", "device_kind", "num_parameters", "tokens", "flops", "model_flops", "product_bytes", "seconds",
-    "compile_seconds", "wanted",
+    "compile_seconds", "wanted", "peak_gib",
 ]  # fmt: skip
 
 
@@ -141,7 +141,10 @@ def row_of(asked: Wanted, found: Plan) -> dict[str, Any]:
         "topology": asked.topology,
         "rows_per_device": found.rows_per_device,
         "fits": found.fits,
-        "total_gib": gib(found.total_bytes),
+        "total_gib": gib(
+            found.total_bytes if found.temporary_bytes is None else found.state_bytes + found.temporary_bytes
+        ),
+        "peak_gib": gib(found.total_bytes),
         "state_gib": gib(found.state_bytes),
         "limit_gib": gib(found.limit_bytes),
         "num_devices": found.num_devices,
@@ -206,7 +209,8 @@ def show() -> None:
     print("| config | attention | L | topology | rows a device | memory, GiB | limit | s a step | tokens/s a device |")
     print("|---|---|---|---|---|---|---|---|---|")
     for row in rows:
-        memory = row["total_gib"] or "?"
+        # The first rows were made before the peak was read: state and temporaries are no less.
+        memory = row["peak_gib"] or row["total_gib"] or "?"
         rate = ""
         if row["seconds"]:
             rate = f"{int(row['tokens']) / int(row['num_devices']) / float(row['seconds']):,.0f}"
