@@ -30,7 +30,7 @@ def test_configs_import_the_config_alone(path):
 # Phases of the ingest have no meaning alone; their tests run through it.
 TESTED_ELSEWHERE = {
     f"data/{name}.py": "data/test_ingest.py"
-    for name in ("ingest_config", "intake", "local_engine", "stages", "processes", "workplace", "summary")
+    for name in ("ingest_config", "intake", "local_engine", "stages", "processes", "summary")
 } | {
     "trainer.py": "test_train.py",
     "planning.py": "test_train.py",

@@ -40,6 +40,11 @@ from proteinlm.data.workplace import DATASET
 
 MARKER = Path("scratch") / "marker.json"
 _MAX_BUCKETS = 1 << 14
+_NO_TRAIN = {
+    True: "the split train is empty: every sequence is near to an evaluated one. Lower --valid and --test, or raise "
+    "--split-identity.",
+    False: "the split train is empty: lower --valid and --test, or give more sequences.",
+}
 _SCRATCH = 1
 """Counts the ways in which scratch files have been written; what another one has left is not read."""
 
@@ -183,23 +188,29 @@ class LocalEngine:
         if self.marker.old:
             for _ in submit("cut", ((bucket, first) for bucket in range(self.num_buckets))):
                 pass
-        before = sum(file.size for file in self.files[:first])
+        finished = sum(file.size for file in self.files[:first])
         total = sum(file.size for file in self.files)
-        bar = self.progress.add_task("reading", total=total, completed=before, detail="")
+        bar = self.progress.add_task("reading", total=total, completed=finished, detail="")
         start, records = time.perf_counter(), self.intake.records
-        for (form, last), result in submit("map", self._blocks(first), keyed=True):
+        for (form, file), result in submit("map", self._blocks(first), keyed=True):
             self.intake.take(form, result)
-            if last:
+            if file is not None:
                 self.intake.end_source()
-                self.marker.note(intake=self.intake.state())
+                finished += file.size
+                # With thousands of small files the account of all before would take longer than reading them.
+                if self.marker.due:
+                    self.marker.note(intake=self.intake.state())
             rate = (self.intake.records - records) / (time.perf_counter() - start)
             detail = f"{self.intake.records:,} records, {rate:,.0f}/s"
-            self.progress.update(bar, completed=before + sum(file.read for file in self.files), detail=detail)
+            read = self.files[len(self.intake.sources)].read if len(self.intake.sources) < len(self.files) else 0
+            self.progress.update(bar, completed=finished + read, detail=detail)
+        self.marker.note(intake=self.intake.state())
 
-    def _blocks(self, first: int) -> Iterator[tuple[tuple[str, bool], tuple[int, Block]]]:
-        for index in range(first, len(self.files)):
-            for block in self.files[index].blocks(self.config.block_bytes):
-                yield (block.format, block.last), (index, block)
+    def _blocks(self, first: int) -> Iterator[tuple[tuple[str, SourceFile | None], tuple[int, Block]]]:
+        """Yield blocks with their format, their file if they are its last, and the file's number."""
+        for index, file in enumerate(self.files[first:], first):
+            for block in file.blocks(self.config.block_bytes):
+                yield (block.format, file if block.last else None), (index, block)
 
     def _search(self, submit: Submit) -> None:
         known = self.marker.state.get("searched")
@@ -244,6 +255,8 @@ class LocalEngine:
         summary.near, summary.unlisted = reduced.near, reduced.unlisted
         summary.malformed, summary.unknown = families.malformed, families.unknown
         summary.mismatched, summary.searched = families.mismatched, families.searched
+        if not reduced.statistics["train"].count:
+            summary.warnings.append(_NO_TRAIN[bool(reduced.near)])
         missing = [family for family in self.config.splits.held_out if not reduced.held_out[family]]
         if missing and self.config.splits.manifest is None:
             listed = ", ".join(missing[:SHOWN]) + (" ..." if len(missing) > SHOWN else "")

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -15,6 +16,9 @@ BLOCK_BYTES = 4 << 20
 RECORD_BYTES = 64 << 20
 _READ_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
+# How the other format begins in the middle of one.
+_FLAT_IN_FASTA = re.compile(rb"\nID   \S+ +(?:Reviewed|Unreviewed|STANDARD|PRELIMINARY);")
+_FASTA_IN_FLAT = re.compile(rb"(?:^|\n//\n)\s*>")
 
 Format = Literal["fasta", "flat"]
 
@@ -112,7 +116,8 @@ class SourceFile:
         """Yield blocks of about `size` bytes (a longer record is a longer block).
 
         Raises:
-            InputError: the file is empty, neither FASTA nor flat, or one record is over 64 MiB; or as `text`.
+            InputError: the file is empty, neither FASTA nor flat, both of them, or one record is over 64 MiB; or as
+                `text`.
         """
         chunks = self.lines()
         text, kind = self._start(chunks)
@@ -126,7 +131,7 @@ class SourceFile:
             text = b"".join(held)
             cut = _last_cut(text, mark, kind)
             if cut:
-                yield Block(kind, text[:cut], False)
+                yield self._block(kind, text[:cut], False, number)
                 number += 1
                 text = text[cut:]
             elif len(text) > RECORD_BYTES:
@@ -135,7 +140,22 @@ class SourceFile:
                     f"({text[:40]!r}...): this is no file of proteins."
                 )
             held, length = [text], len(text)
-        yield Block(kind, b"".join(held), True)
+        yield self._block(kind, b"".join(held), True, number)
+
+    def _block(self, kind: Format, data: bytes, last: bool, number: int) -> Block:
+        # b"ID   " in data costs nothing beside parsing; the pattern, at each line, would.
+        if kind == "fasta" and b"\nID   " in data and (found := _FLAT_IN_FASTA.search(data)):
+            one, other = "FASTA", "a UniProtKB flat file"
+        elif kind == "flat" and (data.startswith(b">") or b"\n>" in data) and (found := _FASTA_IN_FLAT.search(data)):
+            one, other = "a UniProtKB flat file", "FASTA"
+        else:
+            return Block(kind, data, last)
+        line = data[found.start() :].strip().removeprefix(b"//").strip().split(b"\n", 1)[0][:60]
+        raise InputError(
+            f"{self.path} begins as {one} and goes on as {other} "
+            f"({line.decode('ascii', 'backslashreplace')!r} in block {number}): two files were put together; "
+            "name them as two."
+        )
 
     def _raw(self) -> Iterator[bytes]:
         try:
