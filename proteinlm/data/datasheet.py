@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from proteinlm.data import alphabet
+from proteinlm.data.mmseqs import SHORTEST
 from proteinlm.data.pages import Block, Code, Figure, Heading, Table, Text, html_page, markdown_page
 from proteinlm.data.statistics import CONCAT_LENGTH, PUBLISHED, SplitStatistics, family_table, frequencies, table_1
 from proteinlm.files import whole_file
@@ -166,7 +167,8 @@ def _splits(provenance: Mapping[str, Any]) -> list[Block]:
     blocks: list[Block] = [Heading("How it is split")]
     if "held_out" not in splits:
         return [*blocks, Text("Its splits are those of a published dataset."), _settings(splits)]
-    blocks.append(Text("A sequence that has a held-out family is `ood`."))
+    but = f", unless it is below {SHORTEST} residues" if splits.get("identity") else ""
+    blocks.append(Text(f"A sequence that has a held-out family is `ood`{but}."))
     valid, test = f"{splits['valid']:g}", f"{splits['test']:g}"
     if splits.get("identity"):
         blocks += [
@@ -257,7 +259,7 @@ def _preprocessing(provenance: Mapping[str, Any]) -> list[Block]:
     ]
     if provenance["sequences"].get("near"):
         near = f"{provenance['sequences']['near']:,}"
-        blocks.append(Text(f"{near} of them are in no split (`near` in the manifest): too like evaluated ones."))
+        blocks.append(Text(f"{near} of them are in no split (`near` in the manifest): {_near(provenance['splits'])}."))
     if rejected:
         rows = [[reason, f"{count:,}"] for reason, count in rejected.items()]
         blocks += [Table(["rejected", "records"], rows), Text("`rejects.tsv` lists each of them.")]
@@ -281,6 +283,13 @@ def _use(provenance: Mapping[str, Any]) -> list[Block]:
         ),
         Text(f"Written by {provenance['written_by']}; fingerprint `{provenance['fingerprint']}`."),
     ]
+
+
+def _near(splits: Mapping[str, Any]) -> str:
+    if not splits.get("identity"):
+        return "as in the published dataset"
+    short = splits["identity"].get("too_short_to_be_searched", 0)
+    return f"too like evaluated ones, or (of {short:,}) below {SHORTEST} residues, where a search finds too little"
 
 
 def _relatives(splits: Mapping[str, Any]) -> str:

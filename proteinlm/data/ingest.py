@@ -146,8 +146,9 @@ def ingest_command(arguments: Any) -> None:
         beam_args=arguments.beam_args,
         workers=arguments.workers,
     )
-    if not sources and arguments.release is None and len(families) > 1:
-        raise InputError("name files of sequences before the options: all that follows --families is taken for tables.")
+    for option, files in (("--families", families), ("--pfam-hmm", arguments.pfam_hmm)):
+        if not sources and arguments.release is None and len(files) > 1:
+            raise InputError(f"name files of sequences before the options: all that follows {option} belongs to it.")
     # Before hours of downloading.
     _check(sources, output, config)
     downloaded, release = releases.from_arguments(arguments)

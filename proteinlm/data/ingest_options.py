@@ -25,9 +25,9 @@ Sources
 What becomes of them
   Copies of one sequence become one record with all their accessions and
   families. A record whose families meet the held-out list is ood; every other
-  is put into train, valid or test by the digest of its sequence. The dataset
-  depends on the content of the files and on the options, neither on their order
-  nor on the number of workers.
+  is put into train, valid or test by the digest of its sequence, unless the
+  options of splits decide. The dataset depends on the content of the files and
+  on the options, neither on their order nor on the number of workers.
 
 Splits by distance
   With --split-identity 0.5 no sequence of train is 50 % identical, or more, to

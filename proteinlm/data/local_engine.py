@@ -28,6 +28,7 @@ from proteinlm.data.hmm import Searched
 from proteinlm.data.ingest_config import IngestConfig
 from proteinlm.data.intake import Intake
 from proteinlm.data.marker import Marker
+from proteinlm.data.mmseqs import SHORTEST
 from proteinlm.data.pfam import SHOWN
 from proteinlm.data.pfam_run import FAMILY_REJECTS, FamilySources
 from proteinlm.data.processes import Submit, pool, wait_for_processes
@@ -37,14 +38,10 @@ from proteinlm.data.spill import bucket_folder, drop_bucket
 from proteinlm.data.splits import SPLITS
 from proteinlm.data.summary import Summary
 from proteinlm.data.workplace import DATASET
+from proteinlm.errors import InputError
 
 MARKER = Path("scratch") / "marker.json"
 _MAX_BUCKETS = 1 << 14
-_NO_TRAIN = {
-    True: "the split train is empty: every sequence is near to an evaluated one. Lower --valid and --test, or raise "
-    "--split-identity.",
-    False: "the split train is empty: lower --valid and --test, or give more sequences.",
-}
 _SCRATCH = 1
 """Counts the ways in which scratch files have been written; what another one has left is not read."""
 
@@ -255,8 +252,14 @@ class LocalEngine:
         summary.near, summary.unlisted = reduced.near, reduced.unlisted
         summary.malformed, summary.unknown = families.malformed, families.unknown
         summary.mismatched, summary.searched = families.mismatched, families.searched
+        if not any(s.count for s in reduced.statistics.values()) and reduced.near:
+            raise InputError(
+                f"each of the {reduced.near:,} sequences is near (below {SHORTEST} residues, or like another): there "
+                "is nothing to split by identity."
+            )
         if not reduced.statistics["train"].count:
-            summary.warnings.append(_NO_TRAIN[bool(reduced.near)])
+            near = f"; {reduced.near:,} sequences are near: short, or like evaluated ones" if reduced.near else ""
+            summary.warnings.append(f"train is empty: lower --valid and --test, or give more sequences{near}.")
         missing = [family for family in self.config.splits.held_out if not reduced.held_out[family]]
         if missing and self.config.splits.manifest is None:
             listed = ", ".join(missing[:SHOWN]) + (" ..." if len(missing) > SHOWN else "")

@@ -17,8 +17,8 @@ RECORD_BYTES = 64 << 20
 _READ_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 # How the other format begins in the middle of one.
-_FLAT_IN_FASTA = re.compile(rb"\nID   \S+ +(?:Reviewed|Unreviewed|STANDARD|PRELIMINARY);")
-_FASTA_IN_FLAT = re.compile(rb"(?:^|\n//\n)\s*>")
+_FLAT_IN_FASTA = re.compile(rb"\n(?!>)[^\n]*ID   \S+ +(?:Reviewed|Unreviewed|STANDARD|PRELIMINARY);")
+_FASTA_IN_FLAT = re.compile(rb"(?:^|\n)(?:\xef\xbb\xbf)?>")
 
 Format = Literal["fasta", "flat"]
 
@@ -135,6 +135,7 @@ class SourceFile:
                 number += 1
                 text = text[cut:]
             elif len(text) > RECORD_BYTES:
+                self._block(kind, text, False, number)
                 raise InputError(
                     f"{self.path} has a record of more than {RECORD_BYTES >> 20} MiB after block {number} "
                     f"({text[:40]!r}...): this is no file of proteins."
@@ -143,14 +144,14 @@ class SourceFile:
         yield self._block(kind, b"".join(held), True, number)
 
     def _block(self, kind: Format, data: bytes, last: bool, number: int) -> Block:
-        # b"ID   " in data costs nothing beside parsing; the pattern, at each line, would.
-        if kind == "fasta" and b"\nID   " in data and (found := _FLAT_IN_FASTA.search(data)):
+        # To look for a few bytes costs nothing beside parsing; the patterns would.
+        if kind == "fasta" and b"ID   " in data and (found := _FLAT_IN_FASTA.search(data)):
             one, other = "FASTA", "a UniProtKB flat file"
-        elif kind == "flat" and (data.startswith(b">") or b"\n>" in data) and (found := _FASTA_IN_FLAT.search(data)):
+        elif kind == "flat" and b">" in data and (found := _FASTA_IN_FLAT.search(data)):
             one, other = "a UniProtKB flat file", "FASTA"
         else:
             return Block(kind, data, last)
-        line = data[found.start() :].strip().removeprefix(b"//").strip().split(b"\n", 1)[0][:60]
+        line = data[found.start() :].strip().split(b"\n", 1)[0][:60]
         raise InputError(
             f"{self.path} begins as {one} and goes on as {other} "
             f"({line.decode('ascii', 'backslashreplace')!r} in block {number}): two files were put together; "

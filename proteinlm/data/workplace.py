@@ -13,7 +13,7 @@ from proteinlm.files import is_unicode, refuse_occupied, sync
 
 DATASET = "dataset"
 # A Path has one slash where the URL had two.
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{2,}:/|gs:/|s3:/")
 
 
 def partial_folder(output: Path) -> Path:
@@ -38,12 +38,13 @@ def refuse_output(output: Path) -> None:
     if os.path.ismount(output) or Path(os.path.realpath(output)) in (Path.cwd(), *Path.cwd().parents):
         raise InputError(f"{output} is the working folder, above it, or a mount point: name a new folder in it.")
     folder = partial_folder(output)
-    try:
-        os.stat(folder.with_suffix(".lock"))
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise _not_makable(output, error) from error
+    for path in (Path(os.path.realpath(output)), folder, folder.with_suffix(".lock")):
+        try:
+            os.stat(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise _not_makable(output, error) from error
     # An ingest that was killed when only its scratch files were left to remove.
     if folder.is_dir() and not (folder / DATASET).exists() and output.is_dir() and any(output.iterdir()):
         with _locked(folder, output):

@@ -281,7 +281,7 @@ def test_families_of_names_that_are_not_ascii(tmp_path):
 def test_without_anything_to_train_on_there_is_a_warning(tmp_path):
     path = write_fasta(tmp_path / "x.fasta", [("P1", "MKV"), ("P2", "MKVL")])
     summary = ingest([path], tmp_path / "out", IngestConfig(SplitsConfig(0.5, 0.5), workers=1))
-    assert any("the split train is empty: lower --valid" in warning for warning in summary.warnings)
+    assert any("train is empty: lower --valid" in warning for warning in summary.warnings)
 
 
 def test_thousands_of_small_files_take_time_in_proportion(tmp_path, monkeypatch):

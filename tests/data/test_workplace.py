@@ -42,12 +42,16 @@ def test_an_output_that_is_a_url(tmp_path, monkeypatch, name):
         ("/", "a mount point"),
         ("/proc/x", "cannot be made"),
         ("n" * 250, "cannot be made .*name too long"),
+        ("n" * 247, "cannot be made .*name too long"),
+        ("loop", "cannot be made .*symbolic links"),
         (b"caf\xe9", "no name in UTF-8"),
     ],
 )
 def test_an_output_that_cannot_become_a_folder(tmp_path, monkeypatch, name, message):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
+    (tmp_path / "loop").symlink_to("loop")
+    name = tmp_path / "loop" if name == "loop" else name
     check(tmp_path, f"(?i){message}", os.fsdecode(name))
     assert not list((tmp_path / "empty").iterdir())
 
