@@ -20,7 +20,7 @@ def get_config() -> Config:
             max_length=8192,
             attention=GeneralizedConfig(function="relu", num_features=256),
             dtype="bfloat16",
-            remat=True,
+            remat="full",
         ),
         objective=ObjectiveConfig(kind="causal"),
         batches=BatchesConfig(form="concat", length=8192, batch_size=2048),

@@ -29,7 +29,7 @@ def get_config() -> Config:
             dropout=0.0,
             attention=PolySketchConfig(degree=4, sketch_size=32, learned=True, local=True, block_size=1024),
             dtype="bfloat16",
-            remat=True,
+            remat="full",
             positions="sinusoidal_rotary",
             feed_forward="geglu",
             tied_output=True,

@@ -30,7 +30,7 @@ def get_config() -> Config:
             max_length=1024,
             attention=ReformerConfig(num_hashes=4, num_buckets=16, bucket_size=64),
             dtype="bfloat16",
-            remat=True,
+            remat="full",
         ),
         objective=ObjectiveConfig(kind="causal"),
         optimizer=OptimizerConfig(clip=0.0),

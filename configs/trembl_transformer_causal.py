@@ -20,7 +20,7 @@ def get_config() -> Config:
             max_length=1024,
             attention=SoftmaxConfig(),
             dtype="bfloat16",
-            remat=True,
+            remat="full",
         ),
         objective=ObjectiveConfig(kind="causal"),
         batches=BatchesConfig(form="single", length=1024, batch_size=512, buckets=(256, 512, 1024)),

@@ -32,7 +32,7 @@ def get_config() -> Config:
             dropout=0.0,
             attention=SoftmaxConfig(),
             dtype="bfloat16",
-            remat=True,
+            remat="full",
             positions="sinusoidal_rotary",
             feed_forward="geglu",
             tied_output=True,

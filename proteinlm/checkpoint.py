@@ -8,7 +8,7 @@ their path's name, so a checkpoint can be read without any class of this package
 import contextlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from flax import nnx
+from jax.sharding import Mesh
 
+from proteinlm import sharding
 from proteinlm.config import Config
 from proteinlm.errors import InputError
 from proteinlm.files import whole_file
@@ -190,7 +192,7 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
 
 @dataclass(frozen=True)
 class Run:
-    """A trained model and where it came from."""
+    """A trained model, where it came from, and the mesh that it lies on (None: one device)."""
 
     folder: Path
     config: Config
@@ -198,6 +200,7 @@ class Run:
     model: ProteinLM
     dataset: str
     dataset_fingerprint: str
+    mesh: Mesh | None = None
 
     @property
     def name(self) -> str:
@@ -230,8 +233,14 @@ def read_run_files(run: Path) -> tuple[Config, dict[str, str]]:
         raise InputError(f"{run / RUN_FILE} is damaged ({error!r}): write it anew by resuming the training.") from error
 
 
-def load_run(run: str | Path, step: int | None = None) -> Run:
+def load_run(run: str | Path, step: int | None = None, *, mesh_of: Callable[[Config], Mesh] | None = None) -> Run:
     """Load the model of a run folder from its newest checkpoint, or from that of `step`.
+
+    Args:
+        run: the folder.
+        step: of the checkpoint.
+        mesh_of: gives the mesh that the model shall lie on, whichever it was trained on; None is this process's first
+            device.
 
     Raises:
         InputError: not a run's folder, no checkpoint, no such step (the steps that exist are named), or arrays that
@@ -254,7 +263,9 @@ def load_run(run: str | Path, step: int | None = None) -> Run:
             lambda: ProteinLM(config.model, causal=config.causal, key=jax.random.key(config.seed))
         )
         graph, state = nnx.split(abstract)
-        model = nnx.merge(graph, checkpoints.restore_model(step, state))
+        mesh = mesh_of(config) if mesh_of else None
+        placed = sharding.abstract(state, mesh or sharding.one_device())
+        model = nnx.merge(graph, checkpoints.restore_model(step, placed))
     finally:
         checkpoints.close()
-    return Run(run, config, step, model, origin["dataset"], origin["fingerprint"])
+    return Run(run, config, step, model, origin["dataset"], origin["fingerprint"], mesh)

@@ -41,6 +41,26 @@ usage: proteinlm COMMAND ...
 
 
 @dataclass(frozen=True)
+class Processes:
+    """Several processes that work as one: the same command on each, with its own --process-id."""
+
+    coordinator: str | None = None
+    """HOST:PORT of process 0, the same in every process."""
+    num_processes: int | None = None
+    """How many there are."""
+    process_id: int | None = None
+    """Which of them this is, from 0."""
+    distributed: bool = False
+    """On a TPU pod, Slurm, Open MPI or Kubernetes: find all three out from the cluster."""
+
+    def join(self) -> None:
+        """Meet the others; nothing to do where none of the options is given."""
+        from proteinlm import processes
+
+        processes.join(self.coordinator, self.num_processes, self.process_id, automatic=self.distributed)
+
+
+@dataclass(frozen=True)
 class Evaluate:
     """Score trained runs on whole splits: accuracy, perplexity and bits per residue with 95 % intervals.
 
@@ -58,6 +78,7 @@ class Evaluate:
     """Another dataset than the one that the run was trained on."""
     step: int | None = None
     """Checkpoint to score; the newest by default."""
+    processes: Annotated[Processes, tyro.conf.arg(name="")] = field(default_factory=Processes)
 
 
 @dataclass(frozen=True)
@@ -122,6 +143,7 @@ def _train(arguments: Sequence[str]) -> None:
         """Folder of the run: made when missing, resumed when it holds this run."""
         dry_run: bool = False
         """Print the parameter count, the batches' shapes and the memory estimate, and train nothing."""
+        processes: Annotated[Processes, tyro.conf.arg(name="")] = field(default_factory=Processes)
         config: Annotated[tyro.conf.AvoidSubcommands[Config], tyro.conf.arg(name="")] = field(default_factory=Config)
 
     name = arguments[0] if arguments and not arguments[0].startswith("-") else None
@@ -149,6 +171,7 @@ def _train(arguments: Sequence[str]) -> None:
         return
     if given.dataset is None or given.run is None:
         raise InputError("training needs --dataset (a folder that proteinlm ingest wrote) and --run (a folder).")
+    given.processes.join()
     train(given.config, given.dataset, given.run)
 
 
@@ -156,6 +179,7 @@ def _evaluate(arguments: Sequence[str]) -> None:
     given = tyro.cli(Evaluate, args=arguments, prog="proteinlm evaluate")
     from proteinlm.evaluate import evaluate_command
 
+    given.processes.join()
     evaluate_command(given.runs, given.splits, given.dataset, given.step)
 
 

@@ -32,6 +32,8 @@ from proteinlm.models.attention import (
 from proteinlm.models.transformer import ModelConfig
 
 VOCAB_SIZE = alphabet.SIZE
+# A field that runs saved before it existed do not have; its default is what they did.
+_LATER: dict[str, Any] = {"metadata": {"default_when_absent": True}}
 
 __all__ = [
     "VOCAB_SIZE",
@@ -41,6 +43,7 @@ __all__ = [
     "GeneralizedConfig",
     "IdentityConfig",
     "LinformerConfig",
+    "MeshConfig",
     "ModelConfig",
     "ObjectiveConfig",
     "OptimizerConfig",
@@ -113,6 +116,32 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
+class MeshConfig:
+    """How devices share the work: a grid of data x fsdp x tensor x sequence devices; -1 is what the others leave.
+
+    Attributes:
+        data: the rows of a batch are split; every device has the whole state.
+        fsdp: rows are split here too, and with them parameters and optimizer state, gathered layer by layer.
+        tensor: heads and the feed-forward part's width are split.
+        sequence: the places of a row are split.
+    """
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+    sequence: int = 1
+
+    def __post_init__(self):
+        sizes = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        for name, size in sizes.items():
+            if size < 1 and size != -1:
+                raise InputError(f"mesh.{name} is {size}; it must be at least 1, or -1 for what the others leave.")
+        if list(sizes.values()).count(-1) > 1:
+            names = " and ".join(f"mesh.{name}" for name, size in sizes.items() if size == -1)
+            raise InputError(f"{names} are -1; one axis alone can be what the others leave.")
+
+
+@dataclass(frozen=True)
 class Config:
     """One experiment.
 
@@ -125,6 +154,9 @@ class Config:
         keep_checkpoints: how many of the newest are kept.
         log_every: steps between lines of metrics.jsonl.
         redraw_every: steps between redraws of random features; 0 means never.
+        mesh: how devices share the work.
+        accumulate: parts that a batch is computed in, one after another, for less memory. Their sums are added, so that
+            a step is what it is with 1, but for rounding and for dropout, which draws by part.
         seed: of initial parameters, dropout, masks and random features (`batches.seed` orders the data).
     """
 
@@ -140,6 +172,8 @@ class Config:
     log_every: int = 20
     redraw_every: int = 1_000
     seed: int = 0
+    mesh: MeshConfig = field(default=MeshConfig(), **_LATER)
+    accumulate: int = field(default=1, **_LATER)
 
     def __post_init__(self):
         if self.model.vocab_size != VOCAB_SIZE:
@@ -154,12 +188,16 @@ class Config:
             raise InputError(
                 f'objective.kind is "causal", but {attention.kind} attention has no causal form: {attention.no_causal}'
             )
-        for name in ("num_steps", "checkpoint_every", "keep_checkpoints", "log_every"):
+        for name in ("num_steps", "checkpoint_every", "keep_checkpoints", "log_every", "accumulate"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         for name in ("eval_every", "eval_examples", "redraw_every", "seed"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}; it cannot be below 0.")
+        if self.batches.batch_size % self.accumulate:
+            raise InputError(
+                f"accumulate is {self.accumulate}, which does not divide batches.batch_size, {self.batches.batch_size}."
+            )
 
     @property
     def causal(self) -> bool:
@@ -248,6 +286,11 @@ def _dataclass_from_plain(expected: Any, value: Any, source: str, path: str) -> 
     if missing:
         raise InputError(f"{where} lacks {', '.join(missing)}.")
     prefix = f"{path}." if path else ""
+    for name, known in fields.items():
+        for old, new in known.metadata.get("formerly", {}).items():
+            # By identity: 1 equals True.
+            if value.get(name) is old:
+                value[name] = new
     given = [name for name in names if name in value]
     return expected(**{name: _from_plain(hints[name], value[name], source, prefix + name) for name in given})
 

@@ -4,6 +4,7 @@ Every number says its run, split, objective, which tokens count and how many. Th
 tokens as the run beside them: its crop, and for a masked model the residues that its masks select.
 """
 
+import functools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from flax import nnx
+from jax.sharding import Mesh
 from rich.table import Table
 
+from proteinlm import processes, sharding
 from proteinlm.checkpoint import Run, load_run
 from proteinlm.config import Config
 from proteinlm.data import alphabet
@@ -56,28 +59,46 @@ class SplitResult:
         return int((self.all_tokens.count > 0).sum())
 
 
-EvaluationStep = Callable[[nnx.State, dict[str, Any]], dict[str, Any]]
+@dataclass(frozen=True)
+class EvaluationStep:
+    """A compiled (model state, this process's rows) -> sums by row of all processes, on each; and its mesh."""
+
+    mesh: Mesh
+    compiled: Callable[[nnx.State, dict[str, jax.Array]], dict[str, Any]]
+
+    def __call__(self, state: nnx.State, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Return NumPy arrays, "rows" (the batch's own) among them."""
+        placed = {name: batch[name] for name in ("tokens", "keys")} | {"rows": batch["rows"].astype(np.int32)}
+        return jax.device_get(self.compiled(state, sharding.place_batch(placed, self.mesh)))
 
 
-def make_evaluation_step(config: Config, graph: nnx.GraphDef) -> EvaluationStep:
-    """Return a compiled (model state, batch) -> sums by row; no dropout, no redraw, masks from (seed, digest)."""
+def make_evaluation_step(config: Config, graph: nnx.GraphDef, mesh: Mesh | None = None) -> EvaluationStep:
+    """Return the step: no dropout, no redraw, masks from (seed, digest).
 
-    @jax.jit
-    def step(state: nnx.State, batch: dict[str, Any]) -> dict[str, Any]:
-        model = nnx.merge(graph, state)
+    Args:
+        config: the run's.
+        graph: of its model.
+        mesh: where the model's state lies; None is one device.
+    """
+    mesh = mesh or sharding.one_device()
+    layout = sharding.layout(mesh)
+
+    def step(state: nnx.State, batch: dict[str, jax.Array]) -> dict[str, Any]:
+        model = nnx.merge(graph, layout.tables(state))
         key = random_key(config.seed, "masks")
         inputs, targets, weights = make_example(batch["tokens"], batch["keys"], config.objective, key)
-        logits = model(inputs)
+        logits = model(inputs, layout=layout)
         on_residues = residue_weights(targets, weights)
         residue = jnp.arange(alphabet.FIRST_RESIDUE, alphabet.SIZE)
         is_residue = targets[:, :, None] == residue[None, None, :]
         return {
+            "rows": batch["rows"],
             "residues": token_sums(logits, targets, on_residues),
             "all_tokens": token_sums(logits, targets, weights),
             "residue_counts": (is_residue * on_residues[:, :, None]).sum(axis=1).astype(jnp.int32),
         }
 
-    return step
+    return EvaluationStep(mesh, jax.jit(step, out_shardings=sharding.replicated(mesh)))
 
 
 def evaluate_split(
@@ -97,24 +118,26 @@ def evaluate_split(
         dataset: where the split is.
         split: "train", "valid", "test" or "ood"; an empty one gives a result of no rows.
         step: from `make_evaluation_step`.
-        state: the model's whole nnx state.
+        state: the model's whole nnx state, on the step's mesh.
         limit: only so many examples, a fixed random sample (evaluation during training).
         progress: called with the number of rows after each batch.
     """
-    parts: list[tuple[np.ndarray, dict]] = []
-    for batch in evaluation_batches(dataset, config.batches, split, limit=limit):
-        on_device = {name: batch[name] for name in ("tokens", "keys")}
-        parts.append((batch["rows"], jax.device_get(step(state, on_device))))
+    share, shares = sharding.row_share(step.mesh)
+    parts: list[dict[str, Any]] = []
+    for batch in evaluation_batches(
+        dataset, config.batches, split, limit=limit, process_index=share, process_count=shares
+    ):
+        parts.append(step(state, batch))
         if progress:
-            progress(int((batch["rows"] >= 0).sum()))
-    rows = _joined([rows for rows, _ in parts], np.int64)
+            progress(int((parts[-1]["rows"] >= 0).sum()))
+    rows = _joined([p["rows"] for p in parts], np.int64)
     real = rows >= 0
 
     def sums(name: str) -> Sums:
         fields = ("nll", "correct", "count")
-        return Sums(*(_joined([getattr(p[name], f) for _, p in parts], np.float64)[real] for f in fields))
+        return Sums(*(_joined([getattr(p[name], f) for p in parts], np.float64)[real] for f in fields))
 
-    counts = [p["residue_counts"] for _, p in parts] or [np.zeros((0, alphabet.NUM_RESIDUES), np.int64)]
+    counts = [p["residue_counts"] for p in parts] or [np.zeros((0, alphabet.NUM_RESIDUES), np.int64)]
     return SplitResult(rows[real], sums("residues"), sums("all_tokens"), np.concatenate(counts).astype(np.int64)[real])
 
 
@@ -156,7 +179,7 @@ def evaluate(
         if split not in dataset.counts:
             raise InputError(f"there is no split {split!r}; there are {', '.join(dataset.counts)}.")
     graph, state = nnx.split(run.model)
-    step = make_evaluation_step(run.config, graph)
+    step = make_evaluation_step(run.config, graph, run.mesh)
     baseline = EmpiricalBaseline.fit(dataset.residue_counts("train"))
     objective, name = run.config.objective.kind, run.name
     scores = []
@@ -229,7 +252,7 @@ def evaluate_command(runs: Sequence[Path], splits: Sequence[str], dataset: Path 
         raise InputError("name at least one run: proteinlm evaluate RUN...")
     scores: dict[str, list[Score]] = {}
     for folder in runs:
-        run = load_run(folder, step)
+        run = load_run(folder, step, mesh_of=sharding.evaluation_mesh)
         data = ProteinDataset.open(dataset or run.dataset)
         found = evaluate(run, data, splits)
         batches = run.config.batches
@@ -237,7 +260,8 @@ def evaluate_command(runs: Sequence[Path], splits: Sequence[str], dataset: Path 
         about = {
             "run": run.name, "step": run.step, "dataset": str(data.path), "fingerprint": data.fingerprint, "rows": rows,
         }  # fmt: skip
-        write_scores(found, folder, about)
+        processes.first_alone(functools.partial(write_scores, found, folder, about))
         scores[f"{run.name} ({rows})"] = found
     title = "Accuracy and perplexity per split; a row is a sequence or a window; intervals by bootstrap over rows"
-    print_table(scores_table(scores, title))
+    if processes.is_first():
+        print_table(scores_table(scores, title))

@@ -29,9 +29,18 @@ def print_table(table: Table) -> None:
 class MetricsLog:
     """Lines of JSON, one an event, each with "kind" (train or valid) and "step"; appended and flushed at once."""
 
-    def __init__(self, run: Path, resume_step: int):
-        """Open RUN/metrics.jsonl, and drop the lines of steps after `resume_step`: they will happen again."""
-        self.path = run / METRICS_FILE
+    def __init__(self, run: Path, resume_step: int, *, silent: bool = False):
+        """Open RUN/metrics.jsonl, and drop the lines of steps after `resume_step`: they will happen again.
+
+        Args:
+            run: the run's folder.
+            resume_step: where it goes on; 0 at the beginning.
+            silent: write nothing, in a process beside the one that does.
+        """
+        self.path = Path(os.devnull) if silent else run / METRICS_FILE
+        if silent:
+            self._handle = open(os.devnull, "a", encoding="utf-8")  # noqa: SIM115
+            return
         if self.path.exists():
             kept = [row for row in read_metrics(run) if row["step"] <= resume_step]
             with whole_file(self.path) as handle:
@@ -50,7 +59,8 @@ class MetricsLog:
     def close(self) -> None:
         """Flush to the disk and close."""
         self._handle.flush()
-        os.fsync(self._handle.fileno())
+        if self.path != Path(os.devnull):
+            os.fsync(self._handle.fileno())
         self._handle.close()
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
+from proteinlm import sharding
 from proteinlm.config import Config
 from proteinlm.data.batches import batch_shapes
 from proteinlm.trainer import Trainer, count_parameters
@@ -35,15 +35,11 @@ class Plan:
 
 def plan(config: Config) -> Plan:
     """Compile the train step for this machine's device, without any data, and count."""
-    trainer = Trainer(config)
-    state = jax.eval_shape(trainer.init)
+    trainer = Trainer(config, sharding.one_device())
+    state = trainer.abstract_state
     shapes = batch_shapes(config.batches)
     rows, length = max(shapes, key=lambda shape: shape[0] * shape[1])
-    batch = {
-        "tokens": jax.ShapeDtypeStruct((rows, length), jnp.uint8),
-        "keys": jax.ShapeDtypeStruct((rows, 2), jnp.uint32),
-    }
-    memory: Any = trainer.step.lower(state, batch).compile().memory_analysis()
+    memory: Any = trainer.step.lower(state, trainer.abstract_batch(rows, length)).compile().memory_analysis()
     state_bytes = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     return Plan(count_parameters(state["model"]), shapes, state_bytes, int(memory.temp_size_in_bytes))
 

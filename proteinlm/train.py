@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from proteinlm import sharding
+from proteinlm import processes, sharding
 from proteinlm.checkpoint import Checkpoints
 from proteinlm.config import Config
 from proteinlm.data.batches import TrainBatches
@@ -53,65 +53,61 @@ def train(config: Config, dataset_path: str | Path, run: str | Path) -> TrainRes
     """
     run = Path(run)
     dataset = ProteinDataset.open(dataset_path)
-    mesh = sharding.make_mesh()
-    sharding.check_batch_size(config.batches.batch_size, mesh)
+    # A config that does not fit the devices says so here, before the folder is made.
+    trainer = Trainer(config)
+    share, shares = sharding.row_share(trainer.mesh)
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(_stop_signals())
-        batches = TrainBatches(
-            dataset, config.batches, process_index=jax.process_index(), process_count=jax.process_count()
-        )
+        batches = TrainBatches(dataset, config.batches, process_index=share, process_count=shares)
         stack.callback(batches.close)
-        claim_run(run, config, dataset)
-        trainer = Trainer(config)
+        processes.first_alone(lambda: claim_run(run, config, dataset))
         checkpoints = Checkpoints(run, keep=config.keep_checkpoints)
         stack.callback(checkpoints.close)
-        state, start = _first_state(config, run, trainer, checkpoints, batches, mesh)
-        log = MetricsLog(run, start)
+        state, start = _first_state(config, run, trainer, checkpoints, batches)
+        log = MetricsLog(run, start, silent=not processes.is_first())
         stack.callback(log.close)
         line = stack.enter_context(progress_line(config.num_steps, start, run.resolve().name))
-        evaluation_step = make_evaluation_step(config, trainer.graph)
+        evaluation_step = make_evaluation_step(config, trainer.graph, trainer.mesh)
         window = _Window(config, log, line, checkpoints)
+        vote = processes.Vote(trainer.mesh)
         valid = None
         for step in range(start, config.num_steps):
             if config.redraw_every and step and step % config.redraw_every == 0:
                 state = trainer.redraw(state)
-            state, metrics = trainer.step(state, sharding.place_batch(next(batches), mesh))
+            state, metrics = trainer.step(state, sharding.place_batch(next(batches), trainer.mesh))
             # The device works on this step while the numbers of the one before come back.
             window.settle()
             window.in_flight = (step + 1, metrics)
             done = step + 1
             last = done == config.num_steps
-            if last or (config.eval_every and done % config.eval_every == 0 and not stop.requested):
+            # A signal may come to one process alone; all leave at the same step.
+            leave = vote.of(stop.requested)
+            if last or (config.eval_every and done % config.eval_every == 0 and not leave):
                 window.settle()
                 valid = _evaluate(config, dataset, evaluation_step, state, done, log, whole=last)
                 window.restart()
-            if last or stop.requested or done % config.checkpoint_every == 0:
+            if last or leave or done % config.checkpoint_every == 0:
                 window.settle()
                 checkpoints.save(done, state, batches.get_state(), config)
-            if stop.requested and not last:
-                raise Interrupted(done, stop.requested)
+            if leave and not last:
+                raise Interrupted(done, leave)
         return TrainResult(config.num_steps, count_parameters(state["model"]), valid)
 
 
 def _first_state(
-    config: Config, run: Path, trainer: Trainer, checkpoints: Checkpoints, batches: TrainBatches, mesh
+    config: Config, run: Path, trainer: Trainer, checkpoints: Checkpoints, batches: TrainBatches
 ) -> tuple[dict[str, Any], int]:
     """Return the newest checkpoint's state and step, the data moved to its position; or a new state and 0."""
     steps = checkpoints.steps()
     if not steps:
-        return sharding.replicate(trainer.init(), mesh), 0
+        return trainer.init(), 0
     start = steps[-1]
     check_same(checkpoints.config(start), config, f"checkpoint {start} of {run}")
-    template = jax.tree.map(lambda x: _on_every_device(x, mesh), jax.eval_shape(trainer.init))
-    state, position = checkpoints.restore(start, template)
+    state, position = checkpoints.restore(start, trainer.abstract_state)
     batches.set_state(position)
     finished = start >= config.num_steps
     console.print(f"{run} is finished, at step {start}" if finished else f"resuming {run} at step {start}")
     return state, start
-
-
-def _on_every_device(leaf: jax.ShapeDtypeStruct, mesh) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding.replicated(mesh))
 
 
 def _evaluate(config, dataset, evaluation_step, state, done, log, *, whole: bool) -> Sums | None:

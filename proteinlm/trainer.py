@@ -7,25 +7,58 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.sharding import Mesh
 
+from proteinlm import sharding
 from proteinlm.config import Config
 from proteinlm.models.transformer import ProteinLM
-from proteinlm.objective import make_example, mean_loss, token_sums
+from proteinlm.objective import Example, TokenSums, make_example, mean_loss, token_sums
 from proteinlm.optimizer import make_optimizer
 from proteinlm.randomness import random_key
 
 
 class Trainer:
-    """The compiled parts of training for one config: initial state, train step, redraw."""
+    """The compiled parts of training for one config on one mesh.
 
-    def __init__(self, config: Config):
-        """Prepare for a config; nothing is compiled until it is called."""
+    Attributes:
+        init: () -> the initial state, each array where `sharding.RULES` lays it.
+        step: (state, batch) -> (state, sums over the batch's counted tokens, on every device); the state that goes in
+            is given away.
+        redraw: state -> the state with new random features; given away likewise.
+        abstract_state: shapes, dtypes and placement of the state.
+        graph: of the model.
+    """
+
+    def __init__(self, config: Config, mesh: Mesh | None = None):
+        """Prepare for a config; nothing is compiled until it is called.
+
+        Args:
+            config: the experiment.
+            mesh: of devices, which need not be here (`step.lower` compiles for any); None makes the config's own.
+
+        Raises:
+            InputError: the config does not fit the mesh.
+        """
         self.config = config
+        self.mesh = sharding.make_mesh(config.mesh) if mesh is None else mesh
+        sharding.check_fits(config, self.mesh)
+        self.layout = sharding.layout(self.mesh)
         self.optimizer = make_optimizer(config.optimizer, config.num_steps)
         self.graph = nnx.split(nnx.eval_shape(self._make_model))[0]
-        self.init = jax.jit(self._init)
-        self.step = jax.jit(self._step, donate_argnums=0)
-        self.redraw = jax.jit(self._redraw, donate_argnums=0)
+        self.abstract_state: dict[str, Any] = sharding.abstract(jax.eval_shape(self._init), self.mesh)
+        state = self._shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
+        batch, sums = sharding.batch_sharding(self.mesh), sharding.replicated(self.mesh)
+        self.init = jax.jit(self._init, out_shardings=state)
+        self.step = jax.jit(self._step, in_shardings=(state, batch), out_shardings=(state, sums), donate_argnums=0)
+        self.redraw = jax.jit(self._redraw, in_shardings=(state,), out_shardings=state, donate_argnums=0)
+
+    def abstract_batch(self, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return shapes, dtypes and placement of a batch of all processes together."""
+        split = sharding.batch_sharding(self.mesh)
+        return {
+            "tokens": jax.ShapeDtypeStruct((rows, length), jnp.uint8, sharding=split),
+            "keys": jax.ShapeDtypeStruct((rows, 2), jnp.uint32, sharding=split),
+        }
 
     def _make_model(self) -> ProteinLM:
         return ProteinLM(self.config.model, causal=self.config.causal, key=random_key(self.config.seed, "parameters"))
@@ -35,35 +68,57 @@ class Trainer:
         parameters, _ = nnx.split_state(state, nnx.Param, ...)
         return {"model": state, "optimizer": self.optimizer.init(parameters), "step": jnp.zeros((), jnp.int32)}
 
-    def _example(self, batch: dict[str, jax.Array], step: jax.Array):
+    def _example(self, batch: dict[str, jax.Array], step: jax.Array) -> Example:
         key = random_key(self.config.seed, "masks")
         return make_example(batch["tokens"], batch["keys"], self.config.objective, key, step)
 
     def _step(self, state: dict[str, Any], batch: dict[str, jax.Array]) -> tuple[dict[str, Any], dict[str, jax.Array]]:
         """One optimizer step: (state, batch) -> (state, sums over the batch's counted tokens)."""
-        inputs, targets, weights = self._example(batch, state["step"])
+        example = self._example(batch, state["step"])
         dropout_key = random_key(self.config.seed, "dropout", state["step"])
         parameters, others = nnx.split_state(state["model"], nnx.Param, ...)
-
-        def loss_of(parameters: Any):
-            model = nnx.merge(self.graph, parameters, others)
-            sums = token_sums(model(inputs, dropout_key=dropout_key), targets, weights)
-            return mean_loss(sums), sums
-
-        (loss, sums), gradient = jax.value_and_grad(loss_of, has_aux=True)(parameters)
+        sums, gradient = self._gradient(parameters, others, example, dropout_key)
         updates, optimizer = self.optimizer.update(gradient, state["optimizer"], parameters)
         parameters: Any = optax.apply_updates(parameters, updates)
         metrics = {
-            "loss": loss,
-            "nll": sums.nll.sum(),
-            "correct": sums.correct.sum(),
-            "count": sums.count.sum(),
+            "loss": mean_loss(sums),
+            "nll": sums.nll,
+            "correct": sums.correct,
+            "count": sums.count,
             "gradient_norm": optax.tree.norm(gradient),
             "parameter_norm": optax.tree.norm(parameters),
             "tokens": (batch["tokens"] != 0).sum(),
         }
         state = {"model": nnx.merge_state(parameters, others), "optimizer": optimizer, "step": state["step"] + 1}
         return state, metrics
+
+    def _gradient(
+        self, parameters: Any, others: Any, example: Example, dropout_key: jax.Array
+    ) -> tuple[TokenSums, Any]:
+        """Return sums over the batch and the gradient of its mean loss, computed in `config.accumulate` parts."""
+        count = jnp.maximum(example.weights.sum(), 1.0)
+
+        def loss_of(parameters: Any, part: Example, key: jax.Array) -> tuple[jax.Array, TokenSums]:
+            model = nnx.merge(self.graph, self.layout.tables(parameters), others)
+            logits = model(part.inputs, dropout_key=key, layout=self.layout)
+            sums = jax.tree.map(jnp.sum, token_sums(logits, part.targets, part.weights))
+            # Of the whole batch's tokens, so that parts add up to its mean.
+            return sums.nll / count, sums
+
+        gradient_of = jax.value_and_grad(loss_of, has_aux=True)
+        parts = self.config.accumulate
+        if parts == 1:
+            (_, sums), gradient = gradient_of(parameters, example, dropout_key)
+            return sums, gradient
+
+        def add(so_far: Any, inputs: tuple[Example, jax.Array]) -> tuple[Any, None]:
+            (_, sums), gradient = gradient_of(parameters, *inputs)
+            return jax.tree.map(jnp.add, so_far, (sums, gradient)), None
+
+        # Every parts-th row is a part, so that each device has its share of each without a move.
+        example = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), example)
+        nothing = (TokenSums(*jnp.zeros(3)), jax.tree.map(jnp.zeros_like, parameters))
+        return jax.lax.scan(add, nothing, (example, jax.random.split(dropout_key, parts)))[0]
 
     def _redraw(self, state: dict[str, Any]) -> dict[str, Any]:
         """Draw new random features: a pure function of (config.seed, step)."""

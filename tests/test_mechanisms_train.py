@@ -74,6 +74,6 @@ def test_the_loss_falls_in_twenty_steps(batches, name, kind):
 def test_the_loss_falls_in_a_transformerpp(batches, norm):
     model = dataclasses.replace(
         MODEL, attention=mechanism("softmax"), positions="sinusoidal_rotary", feed_forward="geglu", tied_output=True,
-        norm=norm, dtype="bfloat16", remat=True,
+        norm=norm, dtype="bfloat16", remat="full",
     )  # fmt: skip
     assert_falls(losses(model, "causal", batches))

@@ -32,13 +32,13 @@ TESTED_ELSEWHERE = {
     f"data/{name}.py": "data/test_ingest.py"
     for name in ("ingest_config", "intake", "local_engine", "stages", "processes", "summary")
 } | {
-    "trainer.py": "test_train.py",
     "planning.py": "test_train.py",
     "resume.py": "test_train.py",
     "data/decisions.py": "data/test_split_identity.py",
     "data/pfam_counts.py": "data/test_pfam_join.py",
     "data/beam_steps.py": "data/test_ingest_beam.py",
     "data/shard_plan.py": "data/test_ingest.py",
+    "models/layout.py": "test_sharding.py",
     "models/attention/identity.py": "models/attention/test_mechanisms.py",
     "models/attention/buckets.py": "models/attention/test_reformer.py",
 }

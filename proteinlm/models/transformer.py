@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Integer
 from proteinlm.errors import InputError
 from proteinlm.models.attention import Attention, AttentionConfig, FavorConfig
 from proteinlm.models.decoding import DecodingState
+from proteinlm.models.layout import WHOLE, Layout
 from proteinlm.models.positions import (
     LearnedPositions,
     Rotation,
@@ -30,6 +31,9 @@ PAD = 0
 
 # A field that runs saved before it existed do not have; its default is what they did.
 _LATER: dict[str, Any] = {"metadata": {"default_when_absent": True}}
+
+# What the backward pass finds kept. Products with parameters are those without a batch axis.
+_KEPT = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": None}
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ class ModelConfig:
         dropout: share of the embeddings', attention's and feed-forward's outputs set to 0 in training.
         attention: the mechanism and its settings.
         dtype: of activations and matrix products; parameters, normalisation, attention sums, logits are float32.
-        remat: recompute each layer in the backward pass: memory of one layer's activations instead of N layers'.
+        remat: what the backward pass computes again, layer by layer: "none"; "dots": all but products with parameters,
+            which are kept; "full": everything, so that of each layer its input alone is kept.
         positions: "learned" or "sinusoidal" vectors added to the embeddings; "rotary": queries and keys of every head
             are turned by their places; "sinusoidal_rotary": both (Transformer++, PolySketchFormer, appendix I).
         feed_forward: "gelu": down(gelu(up(x))); "geglu": down(gelu(gate(x)) * up(x)) (Shazeer 2020), mlp_dim wide each.
@@ -66,7 +71,8 @@ class ModelConfig:
     dropout: float = 0.1
     attention: AttentionConfig = field(default_factory=FavorConfig)
     dtype: Literal["float32", "bfloat16"] = "float32"
-    remat: bool = False
+    # Runs saved before there was a choice have true or false.
+    remat: Literal["none", "dots", "full"] = field(default="none", metadata={"formerly": {False: "none", True: "full"}})
     positions: Literal["learned", "sinusoidal", "rotary", "sinusoidal_rotary"] = field(default="learned", **_LATER)
     feed_forward: Literal["gelu", "geglu"] = field(default="gelu", **_LATER)
     norm: Literal["pre", "post"] = field(default="pre", **_LATER)
@@ -82,7 +88,7 @@ class ModelConfig:
             )
         if not 0 <= self.dropout < 1:
             raise InputError(f"model.dropout is {self.dropout}; it must be at least 0 and below 1.")
-        for name in ("dtype", "positions", "feed_forward", "norm"):
+        for name in ("dtype", "remat", "positions", "feed_forward", "norm"):
             options = get_args(get_type_hints(ModelConfig)[name])
             if getattr(self, name) not in options:
                 raise InputError(
@@ -194,12 +200,15 @@ class ProteinLM(nnx.Module):
         else:
             self.head = _linear(config, config.embed_dim, config.vocab_size, head_key, dtype=jnp.float32)
 
-    def __call__(self, tokens: Integer[Array, "B L"], *, dropout_key: jax.Array | None = None) -> Float[Array, "B L V"]:
+    def __call__(
+        self, tokens: Integer[Array, "B L"], *, dropout_key: jax.Array | None = None, layout: Layout = WHOLE
+    ) -> Float[Array, "B L V"]:
         """Return logits, float32.
 
         Args:
             tokens: ids; 0 is padding, on either side, and changes no other token's logits.
             dropout_key: for training; None drops nothing.
+            layout: where arrays lie.
 
         Raises:
             ValueError: L is above config.max_length.
@@ -212,9 +221,9 @@ class ProteinLM(nnx.Module):
             keys = jax.random.split(layers_key, self.config.num_layers)
 
         def attend(mechanism, q, k, v, _):
-            return mechanism(q, k, v, causal=self.causal, key_mask=mask), None
+            return layout.attend(mechanism, q, k, v, causal=self.causal, key_mask=mask), None
 
-        return self._logits(self._layers(x, positions, attend, keys=keys)[0])
+        return self._logits(self._layers(x, positions, attend, keys=keys, layout=layout)[0])
 
     def queries_keys(
         self, tokens: Integer[Array, "B L"]
@@ -322,8 +331,9 @@ class ProteinLM(nnx.Module):
         return x.astype(self.config.dtype)
 
     def _layers(
-        self, x: Array, positions: Array, attend: Callable, *, keys: Array | None = None, memory: Any = None
-    ) -> tuple[Array, Any]:
+        self, x: Array, positions: Array, attend: Callable, *, keys: Array | None = None, memory: Any = None,
+        layout: Layout = WHOLE,
+    ) -> tuple[Array, Any]:  # fmt: skip
         """Return x after all layers, and what `attend` keeps of each, stacked.
 
         `attend` takes (mechanism, q, k, v, the layer's own part of `memory`); `keys` are of dropout, one a layer.
@@ -333,10 +343,10 @@ class ProteinLM(nnx.Module):
 
         def layer(x, inputs):
             state, key, memory = inputs
-            return nnx.merge(graph, state)(x, lambda *qkv: attend(*qkv, memory), rotation, key)
+            return nnx.merge(graph, state)(layout.residual(x), lambda *qkv: attend(*qkv, memory), rotation, key)
 
-        if self.config.remat:
-            layer = jax.checkpoint(layer)
+        if self.config.remat != "none":
+            layer = jax.checkpoint(layer, policy=_KEPT[self.config.remat])
         return jax.lax.scan(layer, x, (state, keys, memory))
 
     def _logits(self, x: Array) -> Array:
