@@ -194,20 +194,20 @@ def evaluation_batches(
     process_count: int = 1,
 ) -> Iterator[Batch]:
     """Yield every example of a split once, in a fixed order; "rows" is its number, -1 on filler rows (all
-    pads). Of isolated rows every sequence comes once, and "rows" has the number of each, -1 where there is none.
+    pads). Isolated rows hold every sequence once, and "rows" has the number of each, -1 where there is none.
 
     Single sequences come shortest first, those of one length in dataset order, so that there is little
-    padding; windows come in the order of the stream, the last one padded; isolated rows come fullest first. Every shape is one of
-    `batch_shapes` (its rows divided by the number of processes): the last batch of each is filled up, not
-    shortened.
+    padding; windows come in the order of the stream, the last one padded; isolated rows come fullest first.
+    Every shape is one of `batch_shapes` (its rows divided by the number of processes): the last batch of each is
+    filled up, not shortened.
 
     Args:
         dataset: a `ProteinDataset`.
         config: what batches look like; the seed is not used.
         split: an empty one yields nothing.
-        limit: only the first so many examples (isolated: sequences) in dataset order. That is the order of the digests, so they are
-            a random sample, the same each time; the first batches of a whole split would be its shortest
-            sequences.
+        limit: only the first so many examples (isolated: sequences) in dataset order. That is the order of the
+            digests, so they are a random sample, the same each time; the first batches of a whole split would be
+            its shortest sequences.
         process_index: as for `TrainBatches`; all processes yield as many batches, of the same shapes.
         process_count: likewise.
 
