@@ -28,7 +28,7 @@ from proteinlm.errors import InputError
 from proteinlm.files import whole_file
 from proteinlm.logs import console, print_table
 from proteinlm.metrics import Score, Sums, score
-from proteinlm.objective import make_example, residue_weights, token_sums
+from proteinlm.objective import make_example, residue_weights, sum_tokens, token_sums
 from proteinlm.randomness import random_key
 
 SPLITS = ("test", "ood")
@@ -36,7 +36,7 @@ SPLITS = ("test", "ood")
 
 @dataclass(frozen=True)
 class SplitResult:
-    """Sums of each row (a sequence, or a window of concatenated ones) of a split, N rows, in evaluation order.
+    """Sums of each row of a split, N rows, in evaluation order: a row is a sequence, packed or not, or a window.
 
     Attributes:
         rows: int64 [N], the row's place in the split (the manifest's order, for single sequences).
@@ -66,15 +66,18 @@ def make_evaluation_step(config: Config, graph: nnx.GraphDef) -> EvaluationStep:
     def step(state: nnx.State, batch: dict[str, Any]) -> dict[str, Any]:
         model = nnx.merge(graph, state)
         key = random_key(config.seed, "masks")
-        inputs, targets, weights = make_example(batch["tokens"], batch["keys"], config.objective, key)
-        logits = model(inputs)
+        segments = batch.get("segments")
+        inputs, targets, weights = make_example(
+            batch["tokens"], batch["keys"], config.objective, key, segments=segments
+        )
+        logits = model(inputs, segments=segments)
         on_residues = residue_weights(targets, weights)
         residue = jnp.arange(alphabet.FIRST_RESIDUE, alphabet.SIZE)
         is_residue = targets[:, :, None] == residue[None, None, :]
         return {
-            "residues": token_sums(logits, targets, on_residues),
-            "all_tokens": token_sums(logits, targets, weights),
-            "residue_counts": (is_residue * on_residues[:, :, None]).sum(axis=1).astype(jnp.int32),
+            "residues": token_sums(logits, targets, on_residues, segments),
+            "all_tokens": token_sums(logits, targets, weights, segments),
+            "residue_counts": sum_tokens(is_residue * on_residues[:, :, None], segments).astype(jnp.int32),
         }
 
     return step
@@ -103,19 +106,21 @@ def evaluate_split(
     """
     parts: list[tuple[np.ndarray, dict]] = []
     for batch in evaluation_batches(dataset, config.batches, split, limit=limit):
-        on_device = {name: batch[name] for name in ("tokens", "keys")}
-        parts.append((batch["rows"], jax.device_get(step(state, on_device))))
+        on_device = {name: array for name, array in batch.items() if name != "rows"}
+        # Isolated rows have room for more sequences than there are.
+        real = batch["rows"] >= 0
+        found = jax.device_get(step(state, on_device))
+        parts.append((batch["rows"][real], jax.tree.map(lambda x, real=real: x[real], found)))
         if progress:
-            progress(int((batch["rows"] >= 0).sum()))
-    rows = _joined([rows for rows, _ in parts], np.int64)
-    real = rows >= 0
+            progress(int(real.sum()))
 
     def sums(name: str) -> Sums:
         fields = ("nll", "correct", "count")
-        return Sums(*(_joined([getattr(p[name], f) for _, p in parts], np.float64)[real] for f in fields))
+        return Sums(*(_joined([getattr(p[name], f) for _, p in parts], np.float64) for f in fields))
 
     counts = [p["residue_counts"] for _, p in parts] or [np.zeros((0, alphabet.NUM_RESIDUES), np.int64)]
-    return SplitResult(rows[real], sums("residues"), sums("all_tokens"), np.concatenate(counts).astype(np.int64)[real])
+    rows = _joined([rows for rows, _ in parts], np.int64)
+    return SplitResult(rows, sums("residues"), sums("all_tokens"), np.concatenate(counts).astype(np.int64))
 
 
 def _joined(parts: list[np.ndarray], dtype) -> np.ndarray:
@@ -233,7 +238,7 @@ def evaluate_command(runs: Sequence[Path], splits: Sequence[str], dataset: Path 
         data = ProteinDataset.open(dataset or run.dataset)
         found = evaluate(run, data, splits)
         batches = run.config.batches
-        rows = f"first {batches.length} tokens" if batches.form == "single" else f"windows of {batches.length} tokens"
+        rows = f"windows of {batches.length} tokens" if batches.form == "concat" else f"first {batches.length} tokens"
         about = {
             "run": run.name, "step": run.step, "dataset": str(data.path), "fingerprint": data.fingerprint, "rows": rows,
         }  # fmt: skip

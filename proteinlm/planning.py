@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from proteinlm.config import Config
-from proteinlm.data.batches import batch_shapes
+from proteinlm.data.batches import batch_arrays, batch_shapes
 from proteinlm.trainer import Trainer, count_parameters
 
 
@@ -39,10 +38,8 @@ def plan(config: Config) -> Plan:
     state = jax.eval_shape(trainer.init)
     shapes = batch_shapes(config.batches)
     rows, length = max(shapes, key=lambda shape: shape[0] * shape[1])
-    batch = {
-        "tokens": jax.ShapeDtypeStruct((rows, length), jnp.uint8),
-        "keys": jax.ShapeDtypeStruct((rows, 2), jnp.uint32),
-    }
+    arrays = batch_arrays(config.batches, rows, length)
+    batch = {name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in arrays.items()}
     memory: Any = trainer.step.lower(state, batch).compile().memory_analysis()
     state_bytes = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     return Plan(count_parameters(state["model"]), shapes, state_bytes, int(memory.temp_size_in_bytes))

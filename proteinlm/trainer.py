@@ -37,7 +37,7 @@ class Trainer:
 
     def _example(self, batch: dict[str, jax.Array], step: jax.Array):
         key = random_key(self.config.seed, "masks")
-        return make_example(batch["tokens"], batch["keys"], self.config.objective, key, step)
+        return make_example(batch["tokens"], batch["keys"], self.config.objective, key, step, batch.get("segments"))
 
     def _step(self, state: dict[str, Any], batch: dict[str, jax.Array]) -> tuple[dict[str, Any], dict[str, jax.Array]]:
         """One optimizer step: (state, batch) -> (state, sums over the batch's counted tokens)."""
@@ -47,7 +47,8 @@ class Trainer:
 
         def loss_of(parameters: Any):
             model = nnx.merge(self.graph, parameters, others)
-            sums = token_sums(model(inputs, dropout_key=dropout_key), targets, weights)
+            logits = model(inputs, segments=batch.get("segments"), dropout_key=dropout_key)
+            sums = token_sums(logits, targets, weights)
             return mean_loss(sums), sums
 
         (loss, sums), gradient = jax.value_and_grad(loss_of, has_aux=True)(parameters)

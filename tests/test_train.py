@@ -84,7 +84,8 @@ KILLED = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "form"), [("causal", "single"), ("masked", "single"), ("causal", "concat"), ("masked", "concat")]
+    ("kind", "form"),
+    [("causal", "single"), ("masked", "single"), ("causal", "concat"), ("masked", "concat"), ("masked", "isolated")],
 )
 @pytest.mark.parametrize("where", ["middle of an epoch", "end of an epoch"])
 def test_killed_and_resumed_equals_never_stopped(tmp_path, make_dataset, kind, form, where):

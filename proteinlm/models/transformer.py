@@ -20,6 +20,7 @@ from proteinlm.models.positions import (
     Rotation,
     SinusoidalPositions,
     initial_embedding,
+    positions_in,
     positions_of,
     rotate,
     rotation_of,
@@ -194,17 +195,22 @@ class ProteinLM(nnx.Module):
         else:
             self.head = _linear(config, config.embed_dim, config.vocab_size, head_key, dtype=jnp.float32)
 
-    def __call__(self, tokens: Integer[Array, "B L"], *, dropout_key: jax.Array | None = None) -> Float[Array, "B L V"]:
+    def __call__(
+        self, tokens: Integer[Array, "B L"], *, segments: Array | None = None, dropout_key: jax.Array | None = None
+    ) -> Float[Array, "B L V"]:
         """Return logits, float32.
 
         Args:
             tokens: ids; 0 is padding, on either side, and changes no other token's logits.
+            segments: int [B, L], rows of several proteins, none of which sees another; see `Attention.__call__`.
             dropout_key: for training; None drops nothing.
 
         Raises:
             ValueError: L is above config.max_length.
         """
         mask, positions = self._places(tokens)
+        if segments is not None:
+            mask, positions = None, positions_in(segments)
         x, keys = self._embed(tokens, positions), None
         if dropout_key is not None and self.config.dropout:
             embedding_key, layers_key = jax.random.split(dropout_key)
@@ -212,7 +218,7 @@ class ProteinLM(nnx.Module):
             keys = jax.random.split(layers_key, self.config.num_layers)
 
         def attend(mechanism, q, k, v, _):
-            return mechanism(q, k, v, causal=self.causal, key_mask=mask), None
+            return mechanism(q, k, v, causal=self.causal, key_mask=mask, segments=segments), None
 
         return self._logits(self._layers(x, positions, attend, keys=keys)[0])
 
