@@ -84,10 +84,15 @@ KILLED = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "form"),
-    [("causal", "single"), ("masked", "single"), ("causal", "concat"), ("masked", "concat"), ("masked", "isolated")],
+    ("kind", "form", "where"),
+    [
+        (kind, form, where)
+        for where in ("middle of an epoch", "end of an epoch")
+        for form in ("single", "concat")
+        for kind in ("causal", "masked")
+    ]
+    + [("masked", "isolated", "middle of an epoch")],
 )
-@pytest.mark.parametrize("where", ["middle of an epoch", "end of an epoch"])
 def test_killed_and_resumed_equals_never_stopped(tmp_path, make_dataset, kind, form, where):
     # At step 10 the checkpoint stands at the end of an epoch of 10 batches, or inside one of 7 or so.
     dataset = make_dataset(form=form, batches=10 if where == "end of an epoch" else 7, batch_size=BATCH, length=48)
