@@ -10,8 +10,8 @@ What is not seen is left out by choice (where), not subtracted and not multiplie
 residue reads the same bits.
 
 Local blocks (PolySketchFormer, section 3.2) are counted from a segment's first residue, so one of them may lie across
-the border of two chunks. With `block_scores` chunks are as long as a block, a chunk's pairs reach one chunk further,
-and states end, and start, one chunk further away.
+the border of two chunks. With `block_scores` a chunk's pairs reach as many chunks further as a block is long, and
+states end, and start, so many chunks away. Chunks are half a block then: a query meets keys of one and a half blocks.
 """
 
 from collections.abc import Callable
@@ -93,17 +93,22 @@ def segmented_attention(
     if exact_blocks and block_scores is None:
         raise ValueError("exact_blocks in segments need block_scores, which say what a pair in two blocks scores")
     batch, length, heads, width = v.shape
-    chunk = min(chunk_size or fast_chunk_size(causal=True), length)
-    reach = 0 if block_scores is None else 1
+    if block_scores is None:
+        chunk, reach = min(chunk_size or fast_chunk_size(causal=True), length), 0
+    else:
+        chunk = min((chunk_size + 1) // 2, length)
+        reach = min((chunk_size + chunk - 2) // chunk, (length - 1) // chunk)
     queries, keys = split(q, chunk), _split_keys(k, v, segments, chunk)
     near = _side_by_side(keys, range(-reach, 1 if causal else reach + 1))
     rows = jnp.arange(chunk)
     # The column of a key that comes as late as the query: the past is up to it.
     past = jnp.arange(near.k.shape[2])[None, None, :] - reach * chunk <= rows[None, :, None]
 
-    def add_near(phi_q: Features, own: tuple[Array, Array], keys: _Keys) -> tuple[Array, Array | None]:
+    def features_of(keys: _Keys) -> Features:
+        return key_features(keys.k.astype(jnp.float32))
+
+    def add_near(phi_q: Features, own: tuple[Array, Array], keys: _Keys, phi_k: Features) -> tuple[Array, Array | None]:
         segment, place = own
-        phi_k = key_features(keys.k.astype(jnp.float32))
         pairs = (segment[:, :, None] == keys.segment[:, None, :]) & (keys.segment > 0)[:, None, :]
         pairs = pairs & past if causal else pairs
         if block_scores is None:
@@ -122,9 +127,9 @@ def segmented_attention(
 
     def onward(passed: _Passed, inputs: tuple) -> tuple[_Passed, Array | tuple]:
         q, own, near, leaving = inputs
-        phi_q = query_features(q.astype(jnp.float32))
-        sums, running = _add_state(passed, phi_q.values, own[0], *add_near(phi_q, own, near))
-        passed = _pass(passed, leaving, key_features, edge=-1)
+        phi_q, phi_k = query_features(q.astype(jnp.float32)), features_of(near)
+        sums, running = _add_state(passed, phi_q.values, own[0], *add_near(phi_q, own, near, phi_k))
+        passed = _pass(passed, *((near, phi_k) if leaving is None else (leaving, features_of(leaving))), edge=-1)
         if not causal:
             return passed, (sums, running)
         return passed, read(checkpoint_name(sums, "sums"), phi_q.log_scale, running)
@@ -133,13 +138,13 @@ def segmented_attention(
         q, own, leaving, (sums, running) = inputs
         phi_q = query_features(q.astype(jnp.float32))
         sums, running = _add_state(passed, phi_q.values, own[0], sums, running)
-        return _pass(passed, leaving, key_features, edge=0), read(sums, phi_q.log_scale, running)
+        return _pass(passed, leaving, features_of(leaving), edge=0), read(sums, phi_q.log_scale, running)
 
     nothing = _Passed(
         empty_state(key_features, batch * heads, k.shape[-1], width), jnp.zeros((batch * heads,), jnp.int32)
     )
     own = keys.segment, keys.place
-    inputs = queries, own, near, _side_by_side(keys, [-reach])
+    inputs = queries, own, near, _side_by_side(keys, [-reach]) if reach else None
     # As in linear.py: of a chunk its sums alone are kept.
     remade = partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("sums"))
     if causal:
@@ -165,8 +170,8 @@ def _side_by_side(keys: _Keys, offsets: range | list[int]) -> _Keys:
     def moved(x: Array, offset: int) -> Array:
         if not offset:
             return x
-        zeros = jnp.zeros_like(x[:1])
-        return jnp.concatenate([zeros, x[:-1]] if offset < 0 else [x[1:], zeros])
+        zeros = jnp.zeros_like(x[: abs(offset)])
+        return jnp.concatenate([zeros, x[:offset]] if offset < 0 else [x[offset:], zeros])
 
     return _Keys(*(jnp.concatenate([moved(x, offset) for offset in offsets], axis=2) for x in keys))
 
@@ -203,12 +208,11 @@ def _add_state(
     return sums * jnp.exp(running - largest)[..., None] + found, largest
 
 
-def _pass(passed: _Passed, keys: _Keys, key_features: FeatureMap, edge: int) -> _Passed:
+def _pass(passed: _Passed, keys: _Keys, phi_k: Features, edge: int) -> _Passed:
     """Return the state beyond a chunk: of the segment at its edge, of which it may hold earlier residues."""
     segment = keys.segment[:, edge]
     goes_on = segment == passed.segment
     sums = jnp.where(goes_on[:, None, None], passed.state.sums, 0.0)
     maximum = None if passed.state.maximum is None else jnp.where(goes_on, passed.state.maximum, NEVER)
     inside = (keys.segment == segment[:, None]) & (keys.segment > 0)
-    phi_k = visible_features(key_features(keys.k.astype(jnp.float32)), inside)
-    return _Passed(absorb(State(sums, maximum), phi_k, with_ones(keys.v)), segment)
+    return _Passed(absorb(State(sums, maximum), visible_features(phi_k, inside), with_ones(keys.v)), segment)
