@@ -275,10 +275,7 @@ def test_too_long_an_input_is_refused_with_the_limit():
         model.queries_keys(some_tokens(1, 33))
 
 
-@pytest.mark.parametrize(
-    ("name", "causal", "positions"),
-    [("favor", True, "learned"), ("softmax", False, "rotary"), ("polysketch_random_local", True, "sinusoidal")],
-)
+@pytest.mark.parametrize(("name", "causal", "positions"), [("favor", True, "learned"), ("softmax", False, "rotary")])
 def test_isolated_proteins_have_the_logits_that_they_have_alone(name, causal, positions):
     """In float32 by rounding alone; and another protein in the same row changes no bit."""
     model = loud(build(causal=causal, attention=mechanism(name), positions=positions))

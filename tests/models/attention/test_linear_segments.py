@@ -79,13 +79,13 @@ def test_a_neighbour_changes_no_bit(name, causal):
         assert (after[0][inside] != before[0][inside]).any() if value == 1e4 else np.isnan(after[0][inside]).all()
 
 
-@pytest.mark.parametrize(("name", "causal"), [("favor", True), ("softmax", False)])
-def test_bfloat16(name, causal):
+def test_bfloat16():
+    """Inputs and results are rounded, and nothing between them."""
     q, k, v = inputs(L, size=1.0, dtype=jnp.bfloat16)
-    found = value_and_gradients(packed(build(name), causal), q, k, v)
+    found = value_and_gradients(packed(build("favor"), True), q, k, v)
     assert all(x.dtype == jnp.bfloat16 for x in found)
-    expected = value_and_gradients(alone(build(name), causal), *(x.astype(jnp.float32) for x in (q, k, v)))
-    assert_close(found, expected, CASES[name].bfloat16)
+    expected = compiled("favor", True)(*(x.astype(jnp.float32) for x in (q, k, v)))
+    assert_close(found, expected, CASES["favor"].bfloat16)
 
 
 @pytest.mark.parametrize("causal", [False, True])
