@@ -122,15 +122,15 @@ def test_killed_and_resumed_equals_never_stopped(tmp_path, make_dataset, kind, f
 
 def test_a_step_on_isolated_rows_is_the_step_on_single_ones():
     """Loss and gradient: a batch's are the mean over its tokens, packed or not."""
-    data = dataset(10, longest=40)
-    found = []
+    experiment = config()
+    model = dataclasses.replace(experiment.model, dropout=0.0, num_layers=1)
+    trainer = Trainer(dataclasses.replace(experiment, model=model))
+    state, found = trainer.init(), []
     for form, rows in (("single", 10), ("isolated", 6)):
-        experiment = config("causal", form)
-        model = dataclasses.replace(experiment.model, dropout=0.0, num_layers=1)
-        (batch,) = evaluation_batches(data, BatchesConfig(form, length=48, batch_size=rows), "train")
+        shape = BatchesConfig(form, length=48, batch_size=rows)
+        (batch,) = evaluation_batches(dataset(10, longest=40), shape, "train")
         batch.pop("rows")
-        trainer = Trainer(dataclasses.replace(experiment, model=model))
-        found.append(trainer.step(trainer.init(), batch))
+        found.append(trainer.step(jax.tree.map(jax.numpy.copy, state), batch))
     (alone, of_alone), (packed, of_packed) = found
     for name in ("count", "correct", "tokens"):
         assert of_packed[name] == of_alone[name]
