@@ -188,6 +188,11 @@ class Config:
             raise InputError(
                 f'objective.kind is "causal", but {attention.kind} attention has no causal form: {attention.no_causal}'
             )
+        if self.batches.form == "isolated" and attention.no_segments:
+            raise InputError(
+                f'batches.form is "isolated", but {attention.kind} attention takes no segments: '
+                f"{attention.no_segments}."
+            )
         for name in ("num_steps", "checkpoint_every", "keep_checkpoints", "log_every", "accumulate"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")

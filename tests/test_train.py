@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from in_memory import dataset
 
 from proteinlm.checkpoint import Checkpoints, load_run
 from proteinlm.config import (
@@ -26,6 +27,7 @@ from proteinlm.config import (
     ObjectiveConfig,
     OptimizerConfig,
 )
+from proteinlm.data.batches import evaluation_batches
 from proteinlm.errors import InputError
 from proteinlm.logs import read_metrics
 from proteinlm.planning import describe_plan, plan
@@ -84,9 +86,15 @@ KILLED = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "form"), [("causal", "single"), ("masked", "single"), ("causal", "concat"), ("masked", "concat")]
+    ("kind", "form", "where"),
+    [
+        (kind, form, where)
+        for where in ("middle of an epoch", "end of an epoch")
+        for form in ("single", "concat")
+        for kind in ("causal", "masked")
+    ]
+    + [("causal", "isolated", "middle of an epoch")],
 )
-@pytest.mark.parametrize("where", ["middle of an epoch", "end of an epoch"])
 def test_killed_and_resumed_equals_never_stopped(tmp_path, make_dataset, kind, form, where):
     # At step 10 the checkpoint stands at the end of an epoch of 10 batches, or inside one of 7 or so.
     dataset = make_dataset(form=form, batches=10 if where == "end of an epoch" else 7, batch_size=BATCH, length=48)
@@ -110,6 +118,27 @@ def test_killed_and_resumed_equals_never_stopped(tmp_path, make_dataset, kind, f
     assert valid[0] == valid[1]
     assert [step for step, _ in valid[0]] == [8, 16, 20]
     same_state(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_a_step_on_isolated_rows_is_the_step_on_single_ones():
+    """Loss and gradient: a batch's are the mean over its tokens, packed or not."""
+    experiment = config()
+    model = dataclasses.replace(experiment.model, dropout=0.0, num_layers=1)
+    trainer = Trainer(dataclasses.replace(experiment, model=model))
+    state, found = trainer.init(), []
+    for form, rows in (("single", 10), ("isolated", 6)):
+        shape = BatchesConfig(form, length=48, batch_size=rows)
+        (batch,) = evaluation_batches(dataset(10, longest=40), shape, "train")
+        batch.pop("rows")
+        found.append(trainer.step(jax.tree.map(jax.numpy.copy, state), batch))
+    (alone, of_alone), (packed, of_packed) = found
+    for name in ("count", "correct", "tokens"):
+        assert of_packed[name] == of_alone[name]
+    for name in ("loss", "nll", "gradient_norm"):
+        np.testing.assert_allclose(of_packed[name], of_alone[name], rtol=1e-5)
+    # Adam divides by the gradient's size, so parameters show its rounding in full: its moments are the gradient.
+    for a, b in zip(*(jax.tree.leaves(state["optimizer"]) for state in (alone, packed)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(a).max())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
