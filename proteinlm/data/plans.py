@@ -227,8 +227,11 @@ class Isolated:
 
     def _members(self, packing: Packing, order: np.ndarray) -> np.ndarray:
         """Return int32 [n], the sequences of the rows: those of each length in the order given."""
+        # NumPy sorts 16 bits by radix, five times as fast.
+        narrow = np.uint16 if self._length < 2**16 else np.int32
+        by_length = np.argsort(packing.lengths.astype(narrow), kind="stable")
         members = np.empty(len(order), np.int32)
-        members[np.argsort(packing.lengths, kind="stable")] = order[np.argsort(self._tokens[order], kind="stable")]
+        members[by_length] = order[np.argsort(self._tokens[order].astype(narrow), kind="stable")]
         return members
 
     def _plan(self, table: np.ndarray, members: np.ndarray, starts: np.ndarray) -> Plan:
@@ -236,11 +239,10 @@ class Isolated:
             """Return the sequences of this process's rows one after another, the row of each, and its place there."""
             examples = examples[rows]
             present = np.flatnonzero(examples >= 0)
-            counts = np.diff(starts)[examples[present]] if len(present) else np.zeros(0, np.int64)
             parts = [members[starts[i] : starts[i + 1]] for i in examples[present]]
-            places = [np.arange(count) for count in counts]
-            return (np.concatenate([_numbers(0), *parts]), np.repeat(present, counts),
-                    np.concatenate([_numbers(0), *places]))  # fmt: skip
+            places = [np.arange(len(part)) for part in parts]
+            row = np.repeat(present, np.array([len(part) for part in parts], int))
+            return np.concatenate([_numbers(0), *parts]), row, np.concatenate([_numbers(0), *places])
 
         def sequences(examples: np.ndarray, rows: slice) -> np.ndarray:
             indices, row, place = own(examples, rows)
@@ -293,7 +295,7 @@ def _read(dataset: Proteins, split: str, indices: np.ndarray, residues: np.ndarr
 def _clipped_with_eos(sequences: list[bytes], length: int) -> np.ndarray:
     """Return uint8 tokens of the sequences one after another: <eos> after each that has room for it in L."""
     stream = _with_eos([sequence[:length] for sequence in sequences])
-    kept = np.minimum([len(sequence) for sequence in sequences], length)
+    kept = np.array([min(len(sequence), length) for sequence in sequences], int)
     ends = np.cumsum(kept + 1, dtype=np.int64) - 1
     return np.delete(stream, ends[kept == length])
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mechanisms import CASES, MODES, B, D, H, assert_close, build, inputs, reference, value_and_gradients
 
-from proteinlm.models.attention import FavorConfig, PolySketchConfig, SoftmaxConfig
+from proteinlm.models.attention import GeneralizedConfig, PolySketchConfig, SoftmaxConfig
 from proteinlm.models.attention.linear_segments import segmented_attention
 from proteinlm.models.positions import positions_in, segment_starts
 
@@ -92,7 +92,7 @@ def test_bfloat16():
 @pytest.mark.parametrize(
     "config",
     [
-        FavorConfig(num_features=7, chunk_size=1),
+        GeneralizedConfig(function="exp", num_features=7, chunk_size=1, renormalize=False),
         PolySketchConfig(sketch_size=3, block_size=64, learned=False),
         SoftmaxConfig(block_size=64),
     ],
