@@ -18,7 +18,6 @@ _READ_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 # How the other format begins in the middle of one.
 _FLAT_IN_FASTA = re.compile(rb"\n(?!>)[^\n]*ID   \S+ +(?:Reviewed|Unreviewed|STANDARD|PRELIMINARY);")
-_FASTA_IN_FLAT = re.compile(rb"(?:^|\n)(?:\xef\xbb\xbf)?>")
 
 Format = Literal["fasta", "flat"]
 
@@ -144,14 +143,14 @@ class SourceFile:
         yield self._block(kind, b"".join(held), True, number)
 
     def _block(self, kind: Format, data: bytes, last: bool, number: int) -> Block:
-        # To look for a few bytes costs nothing beside parsing; the patterns would.
-        if kind == "fasta" and b"ID   " in data and (found := _FLAT_IN_FASTA.search(data)):
-            one, other = "FASTA", "a UniProtKB flat file"
-        elif kind == "flat" and b">" in data and (found := _FASTA_IN_FLAT.search(data)):
+        # To look for one letter that is rare costs nothing beside parsing; longer texts and patterns would.
+        if kind == "fasta" and b";" in data and b"ID   " in data and (found := _FLAT_IN_FASTA.search(data)):
+            one, other, place = "FASTA", "a UniProtKB flat file", found.start()
+        elif kind == "flat" and (place := _header(data)) >= 0:
             one, other = "a UniProtKB flat file", "FASTA"
         else:
             return Block(kind, data, last)
-        line = data[found.start() :].strip().split(b"\n", 1)[0][:60]
+        line = data[place:].strip().split(b"\n", 1)[0][:60]
         raise InputError(
             f"{self.path} begins as {one} and goes on as {other} "
             f"({line.decode('ascii', 'backslashreplace')!r} in block {number}): two files were put together; "
@@ -207,6 +206,15 @@ class SourceFile:
             f"{self.path} line {skipped + 1} starts neither with '>' (FASTA) nor with 'ID   ' (UniProtKB "
             f"flat file): {line!r}; remove what stands before the first record."
         )
+
+
+def _header(data: bytes) -> int:
+    """Return where a line begins with '>', be it after a byte order mark; -1 if none does."""
+    place = data.find(b">")
+    # From one to the next: there are few, and nothing that is longer than a letter is found as fast.
+    while place > 0 and data[place - 1] not in b"\n" + _BOM[-1:]:
+        place = data.find(b">", place + 1)
+    return place
 
 
 def _last_cut(text: bytes, mark: bytes, kind: Format) -> int:
