@@ -1,7 +1,9 @@
 """The local engine: one ingest on the processes of this machine, phase by phase, each going on where it was stopped."""
 
 import contextlib
+import importlib
 import shutil
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -276,6 +278,9 @@ class LocalEngine:
         figures = (None, stages.Drawing(reduced.statistics))
         # They take the longest of all tasks: beside others first, alone last, since what is killed draws them again.
         rest = [figures, *rest] if self.config.num_workers > 1 else [*rest, figures]
+        if self.config.num_workers > 1:
+            # What writes the metadata takes a second to import, and this process only waits meanwhile.
+            threading.Thread(target=importlib.import_module, args=("tensorflow_datasets",), daemon=True).start()
         for file, done in submit("write", rest, keyed=True):
             self.progress.advance(bar)
             if file is None:
