@@ -2,7 +2,8 @@
 
 "Rethinking Attention with Performers", Figure 7 right: concatenated TrEMBL, windows of 8,192 tokens. Small size: 8
 heads, width 256, MLP 256, and 3 layers; --model.num-layers 1 or 2 for the paper's other two.
-The paper trained with 8 windows a chip on 16x16 TPU v2: 2,048 in all. Give --batches.batch-size for another machine.
+The paper trained it on 8x8 TPU v2 and does not say its batch; 2,048 windows are those of concat_performer_relu. Give
+--batches.batch-size for another machine.
 """
 
 from proteinlm.config import VOCAB_SIZE, BatchesConfig, Config, ModelConfig, ObjectiveConfig, SoftmaxConfig

@@ -10,8 +10,9 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -19,6 +20,7 @@ from proteinlm import __version__
 from proteinlm.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
+    from proteinlm.config import Config
     from proteinlm.data.dataset import ProteinDataset
 
 _HELP = f"""proteinlm {__version__}: protein language models with linear attention.
@@ -30,6 +32,7 @@ usage: proteinlm COMMAND ...
   evaluate   trained runs -> accuracy and perplexity per split, beside the baselines
   analyze    a trained run + proteins -> attention maps, amino-acid similarity versus BLOSUM
   report     a folder of runs -> one page with tables, curves and figures
+  plan       a config -> what a step takes: memory, FLOPs, time; for this machine or for TPUs that are elsewhere
 
 `proteinlm COMMAND --help` tells the rest. A first run on real proteins, about five minutes on two cores:
 
@@ -131,9 +134,29 @@ def _ingest(arguments: Sequence[str]) -> None:
     ingest_command(given)
 
 
-def _train(arguments: Sequence[str]) -> None:
-    """Read the config's name first: the other options are its fields, with its values as defaults."""
+def _read_config(command: str, arguments: Sequence[str]) -> "tuple[str, Config, Sequence[str]]":
+    """Return the config's name and the config, at the scale asked for, and the other arguments.
+
+    Both are read first: the other options are the config's fields, with its values as defaults.
+    """
     from proteinlm.config import Config, load_config, named_configs
+    from proteinlm.scale import scaled
+
+    name = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    if name is None and not {"-h", "--help"} & set(arguments):
+        raise InputError(
+            f"name a config first: proteinlm {command} CONFIG ...; CONFIG is a file or one of "
+            f"{', '.join(named_configs())}."
+        )
+    tiny = "--scale=tiny" in arguments or ("--scale", "tiny") in pairwise(arguments)
+    config = scaled(load_config(name) if name else Config(), "tiny" if tiny else "full")
+    return name or "CONFIG", config, arguments[1:] if name else arguments
+
+
+def _train(arguments: Sequence[str]) -> None:
+    from proteinlm.config import Config
+
+    name, config, arguments = _read_config("train", arguments)
 
     @dataclass(frozen=True)
     class Train:
@@ -141,38 +164,78 @@ def _train(arguments: Sequence[str]) -> None:
         """Folder that `proteinlm ingest` wrote."""
         run: Path | None = None
         """Folder of the run: made when missing, resumed when it holds this run."""
+        scale: Literal["full", "tiny"] = "full"
+        """tiny: the same experiment with small numbers, seconds on a laptop. Overrides come on top."""
         dry_run: bool = False
-        """Print the parameter count, the batches' shapes and the memory estimate, and train nothing."""
+        """Print what `proteinlm plan` prints for this machine, and train nothing."""
         processes: Annotated[Processes, tyro.conf.arg(name="")] = field(default_factory=Processes)
         config: Annotated[tyro.conf.AvoidSubcommands[Config], tyro.conf.arg(name="")] = field(default_factory=Config)
 
-    name = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    if name is None and not {"-h", "--help"} & set(arguments):
-        raise InputError(
-            f"name a config first: proteinlm train CONFIG --dataset DIR --run DIR; CONFIG is a file or one of "
-            f"{', '.join(named_configs())}."
-        )
     given = tyro.cli(
         Train,
-        args=arguments[1:] if name else arguments,
-        default=Train(config=load_config(name) if name else Config()),
-        prog=f"proteinlm train {name or 'CONFIG'}",
+        args=arguments,
+        default=Train(config=config),
+        prog=f"proteinlm train {name}",
         description=(
             "Train a protein language model, or go on where the run in the folder stopped. Every field of the config "
             "can be overridden.\n\nExample: proteinlm train quickstart_causal --dataset data/sprot --run runs/causal "
             "--model.num-layers 12"
         ),
     )
-    from proteinlm.planning import describe_plan
+    from proteinlm.planning import describe_plan, plan
     from proteinlm.train import train
 
     if given.dry_run:
-        print(describe_plan(given.config))
+        print(describe_plan(plan(given.config)))
         return
     if given.dataset is None or given.run is None:
         raise InputError("training needs --dataset (a folder that proteinlm ingest wrote) and --run (a folder).")
     given.processes.join()
     train(given.config, given.dataset, given.run)
+
+
+def _plan(arguments: Sequence[str]) -> None:
+    from proteinlm.config import Config
+
+    name, config, arguments = _read_config("plan", arguments)
+
+    @dataclass(frozen=True)
+    class Plan:
+        topology: str | None = None
+        """TPUs to compile for, such as v2:16x16, v4:4x4x4, v5e:16x16 (needs the extra `tpu`, but no TPU); this
+        machine's devices by default."""
+        rows_per_device: int | None = None
+        """Rows of a batch on each device, in place of --batches.batch-size."""
+        fit: bool = False
+        """Search the largest batch that fits, by compiling for several."""
+        scale: Literal["full", "tiny"] = "full"
+        """tiny: the same experiment with small numbers."""
+        config: Annotated[tyro.conf.AvoidSubcommands[Config], tyro.conf.arg(name="")] = field(default_factory=Config)
+
+    given = tyro.cli(
+        Plan,
+        args=arguments,
+        default=Plan(config=config),
+        prog=f"proteinlm plan {name}",
+        description=(
+            "Compile the train step of a config, without data, and print what it takes. Compiling the paper's models "
+            "for a pod takes minutes.\n\nExample: proteinlm plan trembl_performer_relu_masked --topology v2:16x16 "
+            "--rows-per-device 64"
+        ),
+    )
+    from proteinlm.planning import describe_plan, describe_trial, fit, plan
+
+    if not given.fit:
+        print(describe_plan(plan(given.config, given.topology, given.rows_per_device)))
+        return
+
+    def tell(found: Any) -> None:
+        print(describe_trial(found), file=sys.stderr, flush=True)
+
+    largest, beyond = fit(given.config, given.topology, tell, given.rows_per_device or 8)
+    print(describe_plan(largest))
+    if beyond:
+        print(f"largest batch       {largest.rows:,} rows: {beyond.rows_per_device} rows a device do not fit")
 
 
 def _evaluate(arguments: Sequence[str]) -> None:
@@ -254,6 +317,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "evaluate": _evaluate,
     "analyze": _analyze,
     "report": _report,
+    "plan": _plan,
 }
 
 

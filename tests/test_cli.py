@@ -7,9 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from proteinlm import __version__
+from proteinlm import __version__, planning
 from proteinlm.cli import COMMANDS, main
-from proteinlm.config import named_configs
+from proteinlm.config import load_config, named_configs
+from proteinlm.flops import Work
 
 
 def proteinlm(*arguments, cwd=None):
@@ -44,6 +45,9 @@ def test_help_and_version(capsys):
         (["train"], ["name a config first", "quickstart_causal"]),
         (["train", "quickstart_casual"], ["did you mean quickstart_causal"]),
         (["train", "quickstart_causal"], ["--dataset", "--run"]),
+        (["plan"], ["name a config first", "proteinlm plan CONFIG"]),
+        (["plan", "quickstart_causal", "--scale", "huge"], ["full", "tiny"]),
+        (["plan", "quickstart_causal", "--scale", "tiny", "--mesh.fsdp", "3"], ["mesh.fsdp 3", "devices"]),
         (["train", "quickstart_causal", "--dataset", "nowhere", "--run", "x"], ["nowhere"]),
         (["train", "quickstart_causal", "--model.num-heads", "3", "--dry-run"], ["num_heads"]),
         (["train", "quickstart_causal", "--model.max-length", "100", "--dry-run"], ["batches.length is 256", "100"]),
@@ -73,11 +77,42 @@ def test_a_misspelt_override_gets_the_nearest_name(tmp_path):
 
 
 def test_dry_run_prints_the_plan_and_trains_nothing(tmp_path):
-    done = proteinlm("train", "quickstart_causal", "--model.num-layers", "1", "--dry-run", cwd=tmp_path)
+    done = proteinlm("train", "quickstart_causal", "--scale", "tiny", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for word in ("parameters", "32 x 256", "MiB", "memory of one step"):
+    for word in ("parameters", "8 x 64", "MiB", "memory of one step"):
         assert word in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_plan_prints_what_was_asked_for(monkeypatch, capsys):
+    """Options reach the planner: scale first, overrides on top, the search with what it tells on stderr."""
+    asked = []
+
+    def plan(config, topology, rows):
+        asked.append((config, topology, rows))
+        rows = rows or config.batches.batch_size
+        return planning.Plan(
+            num_parameters=7, device_kind="TPU v0", num_devices=2, shapes=[(2 * rows, 64)], rows=2 * rows, length=64,
+            rows_per_device=rows, state_bytes=2**20, temporary_bytes=rows * 2**20 if rows < 8 else None,
+            total_bytes=(rows + 1) * 2**20, limit_bytes=8 * 2**20, work=Work(), model_flops=0, xla_bytes=5.0,
+            seconds=0.5, compile_seconds=3.0,
+        )  # fmt: skip
+
+    monkeypatch.setattr(planning, "plan", plan)
+    assert main(["plan", "trembl_transformer_masked", "--scale=tiny", "--model.num-layers", "5", "--topology", "v0:2",
+                 "--rows-per-device", "4"]) == 0  # fmt: skip
+    (config, topology, rows) = asked.pop()
+    assert (config.model.num_layers, config.model.embed_dim, config.objective.kind) == (5, 32, "masked")
+    assert (topology, rows) == ("v0:2", 4)
+    out = capsys.readouterr().out
+    for words in ("2 x TPU v0", "8 x 64", "4 rows a device", "5.0 MiB of 8.0 MiB a device: fits", "1,024 tokens/s"):
+        assert words in out
+
+    assert main(["plan", "trembl_transformer_masked", "--fit"]) == 0
+    assert asked[0][0] == load_config("trembl_transformer_masked")
+    out, told = capsys.readouterr()
+    assert "14 rows: 8 rows a device do not fit" in out
+    assert "8 rows a device, 9.0 MiB: does not fit (3 s)" in told
 
 
 @pytest.mark.parametrize("name", named_configs())

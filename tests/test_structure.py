@@ -32,7 +32,6 @@ TESTED_ELSEWHERE = {
     f"data/{name}.py": "data/test_ingest.py"
     for name in ("ingest_config", "intake", "local_engine", "stages", "processes", "summary")
 } | {
-    "planning.py": "test_train.py",
     "resume.py": "test_train.py",
     "data/decisions.py": "data/test_split_identity.py",
     "data/pfam_counts.py": "data/test_pfam_join.py",

@@ -30,9 +30,8 @@ from proteinlm.config import (
 from proteinlm.data.batches import evaluation_batches
 from proteinlm.errors import InputError
 from proteinlm.logs import read_metrics
-from proteinlm.planning import describe_plan, plan
 from proteinlm.train import Interrupted, train
-from proteinlm.trainer import Trainer, count_parameters
+from proteinlm.trainer import Trainer
 
 BATCH = 4
 
@@ -274,22 +273,3 @@ def test_training_memorises(tmp_path, make_dataset):
     curve = [loss for loss, _, _ in losses(tmp_path / "run").values()]
     assert curve[0] > 2.5
     assert curve[-1] < 1.5
-
-
-def test_plan_counts_what_training_makes():
-    small = config()
-    found = plan(small)
-    state = Trainer(small).init()
-    assert found.num_parameters == count_parameters(state["model"])
-    assert found.state_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-    assert found.shapes == [(BATCH, 24), (BATCH, 48)]
-    # Longer batches need more room for activations.
-    longer = dataclasses.replace(
-        small,
-        model=dataclasses.replace(small.model, max_length=480),
-        batches=dataclasses.replace(small.batches, length=480, buckets=()),
-    )
-    assert plan(longer).temporary_bytes > 2 * found.temporary_bytes
-    text = describe_plan(small)
-    for words in (f"{found.num_parameters:,}", "4 x 24", "4 x 48", "MiB"):
-        assert words in text

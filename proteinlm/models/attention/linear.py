@@ -213,9 +213,9 @@ def absorbed(
     return _absorb_all(nothing, key_features, split(k, chunk), split(v, chunk), visible)
 
 
-def fast_chunk_size(causal: bool) -> int:
+def fast_chunk_size(causal: bool, backend: str | None = None) -> int:
     """Return the default C: causal chunks that stay in a CPU's caches cost least; an accelerator wants large ones."""
-    return (64 if causal else 512) if jax.default_backend() == "cpu" else 256
+    return (64 if causal else 512) if (backend or jax.default_backend()) == "cpu" else 256
 
 
 def empty_state(key_features: FeatureMap, rows: int, dim: int, value_dim: int) -> State:
