@@ -143,6 +143,13 @@ def _train(arguments: Sequence[str]) -> None:
         """Folder of the run: made when missing, resumed when it holds this run."""
         dry_run: bool = False
         """Print the parameter count, the batches' shapes and the memory estimate, and train nothing."""
+        allow_inexact_resume: bool = False
+        """Go on in the run's folder although batches, dataset, devices or other things are not the run's own, and say
+        which: the losses are not those of a run that never stopped."""
+        track: str = ""
+        """Send the numbers to tensorboard, wandb or tensorboard,wandb too (extra logging)."""
+        profile: str = ""
+        """Trace the steps START:STOP, or so many steps near the beginning, into RUN/profile."""
         processes: Annotated[Processes, tyro.conf.arg(name="")] = field(default_factory=Processes)
         config: Annotated[tyro.conf.AvoidSubcommands[Config], tyro.conf.arg(name="")] = field(default_factory=Config)
 
@@ -172,7 +179,10 @@ def _train(arguments: Sequence[str]) -> None:
     if given.dataset is None or given.run is None:
         raise InputError("training needs --dataset (a folder that proteinlm ingest wrote) and --run (a folder).")
     given.processes.join()
-    train(given.config, given.dataset, given.run)
+    train(
+        given.config, given.dataset, given.run,
+        allow_inexact_resume=given.allow_inexact_resume, track=given.track, profile=given.profile,
+    )  # fmt: skip
 
 
 def _evaluate(arguments: Sequence[str]) -> None:

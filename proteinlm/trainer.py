@@ -13,7 +13,7 @@ from proteinlm import sharding
 from proteinlm.config import Config
 from proteinlm.models.transformer import ProteinLM
 from proteinlm.objective import Example, TokenSums, make_example, mean_loss, token_sums
-from proteinlm.optimizer import make_optimizer
+from proteinlm.optimizer import at_step, make_optimizer
 from proteinlm.randomness import random_key
 
 
@@ -73,19 +73,31 @@ class Trainer:
         return make_example(batch["tokens"], batch["keys"], self.config.objective, key, step)
 
     def _step(self, state: dict[str, Any], batch: dict[str, jax.Array]) -> tuple[dict[str, Any], dict[str, jax.Array]]:
-        """One optimizer step: (state, batch) -> (state, sums over the batch's counted tokens)."""
+        """One optimizer step: (state, batch) -> (state, sums over the batch's counted tokens).
+
+        Where loss or gradient is not finite, parameters and the optimizer's moments stay as they were. That is decided
+        before the update, so that it is still made in place, and always compiled, so that `skip_bad_steps` may change
+        when a run is resumed.
+        """
         example = self._example(batch, state["step"])
         dropout_key = random_key(self.config.seed, "dropout", state["step"])
         parameters, others = nnx.split_state(state["model"], nnx.Param, ...)
         sums, gradient = self._gradient(parameters, others, example, dropout_key)
+        loss, norm = mean_loss(sums), optax.tree.norm(gradient)
+        good = jnp.isfinite(loss) & jnp.isfinite(norm)
         updates, optimizer = self.optimizer.update(gradient, state["optimizer"], parameters)
-        parameters: Any = optax.apply_updates(parameters, updates)
+        parameters, optimizer = jax.tree.map(
+            lambda new, old: jnp.where(good, new, old),
+            (optax.apply_updates(parameters, updates), optimizer),
+            (parameters, state["optimizer"]),
+        )
+        optimizer = at_step(optimizer, state["step"] + 1)
         metrics = {
-            "loss": mean_loss(sums),
+            "loss": loss,
             "nll": sums.nll,
             "correct": sums.correct,
             "count": sums.count,
-            "gradient_norm": optax.tree.norm(gradient),
+            "gradient_norm": norm,
             "parameter_norm": optax.tree.norm(parameters),
             "tokens": (batch["tokens"] != 0).sum(),
         }
