@@ -68,7 +68,7 @@ class MetricsLog:
             self.skipped.append(step)
         self._handle.write(json.dumps(row) + "\n")
         self._handle.flush()
-        numbers = tagged(kind, row)
+        numbers = tagged(kind, {name: value for name, value in row.items() if name != "step"})
         for tracker in self._trackers:
             tracker.log(step, numbers)
 
@@ -111,7 +111,7 @@ class TextLog:
 
     def say(self, text: str) -> None:
         """Say it in both places."""
-        console.print(text, highlight=False)
+        console.print(text, highlight=False, soft_wrap=True)
         self.note(text)
 
     def note(self, text: str) -> None:

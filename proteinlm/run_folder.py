@@ -25,6 +25,7 @@ README_FILE = "README.md"
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "libtpu")
 _VARIABLES = ("JAX_PLATFORMS", "XLA_FLAGS", "CUDA_VISIBLE_DEVICES", "LIBTPU_INIT_ARGS")
 _FILES = {
+    "`README.md`": "this page",
     "`config.json`": "every field of the experiment, as `proteinlm train` reads it",
     "`run.json`": "the dataset's folder and fingerprint",
     "`environment.json`": "each start of the run: step, command, versions, git commit, machine, devices",
