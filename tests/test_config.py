@@ -177,3 +177,25 @@ def test_an_installed_package_finds_its_experiments(tmp_path, monkeypatch):
     monkeypatch.setattr(config_module, "__file__", str(tmp_path / "proteinlm" / "config.py"))
     assert named_configs() == ["only"]
     assert load_config("only") == Config()
+
+
+@pytest.mark.parametrize(("before", "now"), [(False, "none"), (True, "full")])
+def test_runs_saved_before_there_was_a_mesh_load(before, now):
+    plain = json.loads(Config().to_json())
+    del plain["mesh"], plain["accumulate"]
+    plain["model"]["remat"] = before
+    loaded = Config.from_json(json.dumps(plain))
+    assert loaded.model.remat == now
+    assert (loaded.mesh, loaded.accumulate) == (Config().mesh, 1)
+
+
+def test_what_remat_never_was_is_refused():
+    plain = json.loads(Config().to_json())
+    plain["model"]["remat"] = 1
+    with pytest.raises(InputError, match="model.remat is 1; it must be one of 'none', 'dots', 'full'"):
+        Config.from_json(json.dumps(plain))
+
+
+def test_parts_divide_a_batch():
+    with pytest.raises(InputError, match="accumulate is 3, which does not divide batches.batch_size, 8"):
+        Config(accumulate=3)
