@@ -85,12 +85,15 @@ class Trainer:
         sums, gradient = self._gradient(parameters, others, example, dropout_key)
         loss, norm = mean_loss(sums), optax.tree.norm(gradient)
         good = jnp.isfinite(loss) & jnp.isfinite(norm)
-        updates, optimizer = self.optimizer.update(gradient, state["optimizer"], parameters)
-        parameters, optimizer = jax.tree.map(
-            lambda new, old: jnp.where(good, new, old),
-            (optax.apply_updates(parameters, updates), optimizer),
-            (parameters, state["optimizer"]),
-        )
+
+        def update(parameters: Any, optimizer: Any) -> tuple[Any, Any]:
+            updates, optimizer = self.optimizer.update(gradient, optimizer, parameters)
+            return optax.apply_updates(parameters, updates), optimizer
+
+        def keep(parameters: Any, optimizer: Any) -> tuple[Any, Any]:
+            return parameters, optimizer
+
+        parameters, optimizer = jax.lax.cond(good, update, keep, parameters, state["optimizer"])
         optimizer = at_step(optimizer, state["step"] + 1)
         metrics = {
             "loss": loss,
