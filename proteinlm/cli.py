@@ -29,7 +29,7 @@ usage: proteinlm COMMAND ...
   train      a config + a dataset -> checkpoints and curves
   evaluate   trained runs -> accuracy and perplexity per split, beside the baselines
   analyze    a trained run + proteins -> attention maps, amino-acid similarity versus BLOSUM
-  report     a folder of runs -> one page with tables, curves and figures
+  report     runs -> one page with tables, curves and figures
 
 `proteinlm COMMAND --help` tells the rest. A first run on real proteins, about five minutes on two cores:
 
@@ -112,13 +112,15 @@ class Analyze:
 
 @dataclass(frozen=True)
 class Report:
-    """Gather runs into one page: the dataset's table, curves, scores, figures, and what they say.
+    """Gather runs into one page: the dataset's table, curves of all in one figure, scores, figures, what they say.
 
-    Example: proteinlm report runs/quickstart
+    Example: proteinlm report runs/causal runs/masked --output comparison
     """
 
-    folder: Annotated[Path, tyro.conf.Positional]
-    """Folder that holds the runs; report.md and curves.png are written into it."""
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Folders of runs, or folders that hold runs."""
+    output: Path | None = None
+    """Folder of report.md, curves.png and curves.pdf; by default the one that was named, or that holds all named."""
 
 
 def _ingest(arguments: Sequence[str]) -> None:
@@ -255,7 +257,9 @@ def _report(arguments: Sequence[str]) -> None:
     given = tyro.cli(Report, args=arguments, prog="proteinlm report")
     from proteinlm.report import write_report
 
-    print(write_report(given.folder))
+    if not given.folders:
+        raise InputError("name at least one run: proteinlm report RUN...")
+    print(write_report(*given.folders, output=given.output))
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
