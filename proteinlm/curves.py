@@ -12,6 +12,8 @@ from proteinlm.figures import PAGE, PALETTE, style
 
 # Dashes of more points than this over the width of an axis run into one another.
 _POINTS = 80
+# Seven colours, less the faint yellow, and eight markers: no pair comes again before fifty-six.
+_COLOURS = PALETTE[:7]
 _MARKERS = "osD^vPX*"
 
 
@@ -50,7 +52,7 @@ def plot_curves(curves: Sequence[Curve]) -> matplotlib.figure.Figure:
         handles = []
         longest = max((row["step"] for curve in curves for row in curve.metrics), default=1)
         for index, curve in enumerate(curves):
-            colour, marker = PALETTE[index % len(PALETTE)], _MARKERS[index % len(_MARKERS)]
+            colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
             step, *values = train_points(curve.metrics, longest / _POINTS)
             for axis, value, scale, train in zip(axes, ("perplexity", "accuracy"), (1, 100), values, strict=True):
                 axis.plot(step, scale * train, "--", color=colour, linewidth=0.9)
