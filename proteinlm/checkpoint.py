@@ -8,6 +8,7 @@ their path's name, so a checkpoint can be read without any class of this package
 import contextlib
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,24 +70,35 @@ def with_named_arrays(template: Any, arrays: dict[str, Any], source: str) -> Any
 
 
 class Checkpoints:
-    """The checkpoints of one run folder, newest `keep` of them."""
+    """The checkpoints of one run folder: the newest, and the best on valid.
 
-    def __init__(self, run: str | Path, *, keep: int = 3, read_only: bool = False):
+    They are written in the background, one at a time, from a copy of the state: `save` returns when the copy is made.
+    An error of the writing comes from the next call.
+    """
+
+    def __init__(self, run: str | Path, *, keep: int = 3, keep_best: int = 0, read_only: bool = False):
         """Open RUN/checkpoints.
 
         Args:
             run: the run's folder.
             keep: how many of the newest checkpoints stay.
+            keep_best: how many of those with the lowest loss on valid stay besides.
             read_only: for evaluation and analysis, beside a run that may still be training.
         """
         self._folder = (Path(run) / CHECKPOINTS).absolute()
+        self._keep_best = keep_best
+        self._writing: int | None = None
+        policies = ocp.checkpoint_managers
+        best = policies.BestN(get_metric_fn=_loss, reverse=True, n=keep_best, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=None if read_only else keep,
+            preservation_policy=None if read_only else policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
+            best_fn=_loss,
+            best_mode="min",
             create=not read_only,
             read_only=read_only,
             # A folder left half written by a kill goes; a whole one is never touched.
             cleanup_tmp_directories=not read_only,
-            enable_async_checkpointing=False,
+            enable_async_checkpointing=not read_only,
         )
         # The model is an item of its own, so that evaluation need not read the optimizer's moments.
         handlers = {
@@ -99,18 +111,40 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
 
     def steps(self) -> list[int]:
-        """Return the steps that have a whole checkpoint, ascending."""
+        """Return the steps that have a whole checkpoint, ascending; one that is being written is waited for."""
+        self.wait()
         return sorted(self._manager.all_steps())
 
-    def save(self, step: int, state: dict[str, Any], data: dict, config: Config) -> None:
-        """Write one checkpoint and delete those beyond `keep`; a step that has one already is left as it is.
+    def is_among_best(self, loss: float) -> bool:
+        """Return whether a checkpoint with this loss on valid would be kept for it; never where it is not finite."""
+        found = sorted(self._losses().values())[: self._keep_best]
+        return self._keep_best > 0 and math.isfinite(loss) and (len(found) < self._keep_best or loss < found[-1])
+
+    def best(self) -> int | None:
+        """Return the step of the lowest loss on valid, or None where no checkpoint has one."""
+        losses = self._losses()
+        return min(losses, key=lambda step: (losses[step], -step)) if losses else None
+
+    def _losses(self) -> dict[int, float]:
+        metrics = {step: self._manager.metrics(step) for step in self.steps()}
+        return {step: _loss(values) for step, values in metrics.items() if values}
+
+    def save(
+        self, step: int, state: dict[str, Any], data: dict, config: Config, valid_loss: float | None = None
+    ) -> None:
+        """Begin to write one checkpoint, and delete those that need not stay; a step that has one is left as it is.
 
         Args:
             step: number of optimizer steps done.
             state: trees of arrays by name, "model" among them.
             data: JSON-able position in the data.
             config: written beside the arrays.
+            valid_loss: where this step was evaluated on valid, as every other one was.
+
+        Raises:
+            InputError: the disk is full; now, or since the call before.
         """
+        self.wait()
         if step in self._manager.all_steps():
             return
         model, rest = _parts(state)
@@ -121,8 +155,18 @@ class Checkpoints:
             config=ocp.args.JsonSave(json.loads(config.to_json())),
         )
         whole = self.steps()
+        metrics = None if valid_loss is None or not math.isfinite(valid_loss) else {"loss": valid_loss}
         with _full_disk_is_said(f"checkpoint of step {step} in {self._folder}", whole):
-            self._manager.save(step, args=items)
+            self._writing = step
+            self._manager.save(step, args=items, metrics=metrics)
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written; errors as for `save`."""
+        if self._writing is None:
+            return
+        step, self._writing = self._writing, None
+        whole = sorted(set(self._manager.all_steps()) - {step})
+        with _full_disk_is_said(f"checkpoint of step {step} in {self._folder}", whole):
             self._manager.wait_until_finished()
 
     def restore(self, step: int, template: dict[str, Any]) -> tuple[dict[str, Any], dict]:
@@ -132,8 +176,11 @@ class Checkpoints:
             InputError: the checkpoint's arrays are not those of the template.
         """
         model, rest = (self._read(step, item, part) for item, part in zip(_ITEMS, _parts(template), strict=True))
-        data = self._manager.restore(step, args=ocp.args.Composite(data=ocp.args.JsonRestore()))["data"]
-        return {**model, **rest}, data
+        return {**model, **rest}, self.position(step)
+
+    def position(self, step: int) -> dict:
+        """Return the position in the data that was saved with a step."""
+        return self._manager.restore(step, args=ocp.args.Composite(data=ocp.args.JsonRestore()))["data"]
 
     def restore_model(self, step: int, template: Any) -> Any:
         """Return the model's tree of a step alone; errors as for `restore`."""
@@ -155,8 +202,11 @@ class Checkpoints:
         return with_named_arrays(template, restored[item], source)
 
     def close(self) -> None:
-        """Release the folder."""
-        self._manager.close()
+        """Finish what is being written and release the folder."""
+        try:
+            self.wait()
+        finally:
+            self._manager.close()
 
 
 @contextlib.contextmanager
@@ -179,6 +229,10 @@ def _full_disk_is_said(what: str, whole: list[int]) -> Iterator[None]:
 
 
 _ITEMS = ("model", "rest")
+
+
+def _loss(metrics: Any) -> float:
+    return metrics["loss"]
 
 
 def _parts(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

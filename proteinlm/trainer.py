@@ -14,7 +14,7 @@ from proteinlm.config import Config
 from proteinlm.data.batches import batch_arrays
 from proteinlm.models.transformer import ProteinLM
 from proteinlm.objective import Example, TokenSums, make_example, mean_loss, token_sums
-from proteinlm.optimizer import make_optimizer
+from proteinlm.optimizer import at_step, make_optimizer
 from proteinlm.randomness import random_key
 
 
@@ -71,19 +71,34 @@ class Trainer:
         return make_example(batch["tokens"], batch["keys"], self.config.objective, key, step, batch.get("segments"))
 
     def _step(self, state: dict[str, Any], batch: dict[str, jax.Array]) -> tuple[dict[str, Any], dict[str, jax.Array]]:
-        """One optimizer step: (state, batch) -> (state, sums over the batch's counted tokens)."""
+        """One optimizer step: (state, batch) -> (state, sums over the batch's counted tokens).
+
+        Where loss or gradient is not finite, parameters and the optimizer's moments stay as they were. That is decided
+        before the update, so that it is still made in place, and always compiled, so that `skip_bad_steps` may change
+        when a run is resumed.
+        """
         example = self._example(batch, state["step"])
         dropout_key = random_key(self.config.seed, "dropout", state["step"])
         parameters, others = nnx.split_state(state["model"], nnx.Param, ...)
         sums, gradient = self._gradient(parameters, others, example, batch.get("segments"), dropout_key)
-        updates, optimizer = self.optimizer.update(gradient, state["optimizer"], parameters)
-        parameters: Any = optax.apply_updates(parameters, updates)
+        loss, norm = mean_loss(sums), optax.tree.norm(gradient)
+        good = jnp.isfinite(loss) & jnp.isfinite(norm)
+
+        def update(parameters: Any, optimizer: Any) -> tuple[Any, Any]:
+            updates, optimizer = self.optimizer.update(gradient, optimizer, parameters)
+            return optax.apply_updates(parameters, updates), optimizer
+
+        def keep(parameters: Any, optimizer: Any) -> tuple[Any, Any]:
+            return parameters, optimizer
+
+        parameters, optimizer = jax.lax.cond(good, update, keep, parameters, state["optimizer"])
+        optimizer = at_step(optimizer, state["step"] + 1)
         metrics = {
-            "loss": mean_loss(sums),
+            "loss": loss,
             "nll": sums.nll,
             "correct": sums.correct,
             "count": sums.count,
-            "gradient_norm": optax.tree.norm(gradient),
+            "gradient_norm": norm,
             "parameter_norm": optax.tree.norm(parameters),
             "tokens": (batch["tokens"] != 0).sum(),
         }

@@ -54,7 +54,7 @@ def config(kind="causal", form="single", **fields):
         batches=BatchesConfig(form=form, length=48, batch_size=BATCH, buckets=(24, 48) if form == "single" else ()),
         **{
             "num_steps": 20, "eval_every": 8, "eval_examples": 4, "checkpoint_every": 10, "log_every": 1,
-            "redraw_every": 4, **fields,
+            "redraw_every": 4, "keep_best": 0, **fields,
         },
     )  # fmt: skip
 
@@ -70,12 +70,14 @@ def same_state(a, b):
 
 # Trains in a process of its own and kills it, without warning, in the middle of step 13.
 KILLED = """
-    import os, signal, sys
+    import os, signal, sys, time
     from proteinlm import train as module
     from proteinlm.config import Config
     write = module.MetricsLog.write
     def write_or_die(self, kind, step, **values):
         if step == 13:
+            while not os.path.isdir(sys.argv[3] + "/checkpoints/10"):
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         write(self, kind, step, **values)
     module.MetricsLog.write = write_or_die
