@@ -33,7 +33,8 @@ class Plan:
         state_bytes: parameters, random features and optimizer state.
         temporary_bytes: XLA's count for the largest batch, activations and gradients included; None where XLA found no
             program that fits.
-        total_bytes: the peak of one step; where nothing fits what XLA asked for, None if it did not say.
+        total_bytes: the peak of one step: for a topology XLA's own count, which it holds against the limit, otherwise
+            state and temporaries together; where nothing fits what XLA asked for, None if it did not say.
         limit_bytes: what a program may use; None where nobody says.
         work: products of one step, recomputation included, on all devices together.
         model_flops: three times the products of a forward pass: what a step must compute, without recomputation.
@@ -128,8 +129,9 @@ def plan(config: Config, topology: str | None = None, rows_per_device: int | Non
     return dataclasses.replace(
         found,
         temporary_bytes=temporary,
-        # The step's results lie where its arguments were.
-        total_bytes=found.state_bytes + temporary,
+        # The step's results lie where its arguments were. Temporaries are more than the peak where some never lie
+        # beside others.
+        total_bytes=int(memory.peak_memory_in_bytes) if topology else found.state_bytes + temporary,
         xla_bytes=costs.get("bytes accessed"),
         seconds=seconds,
         compile_seconds=time.perf_counter() - start,

@@ -59,7 +59,7 @@ def exceeds_memory(error: Exception) -> bool:
 
 def bytes_needed(error: Exception) -> int | None:
     """Return how much memory a program that did not fit asked for, if the error says so."""
-    found = re.search(r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm", str(error))
+    found = re.search(r"(?:Used |HLO temporaries \()([\d.]+)([KMGT])", str(error))
     return _bytes(found) if found else None
 
 

@@ -161,6 +161,7 @@ class TestWithLibtpu:
         found = plan(shared, "v2:2x2", rows_per_device=2)
         assert (found.device_kind, found.num_devices, found.rows, found.rows_per_device) == ("TPU v2", 8, 16, 2)
         assert found.fits
+        assert found.state_bytes < found.total_bytes <= found.state_bytes + found.temporary_bytes
         assert found.limit_bytes == pytest.approx(7.48 * 2**30, rel=0.01)
         whole = sum(leaf.nbytes for leaf in jax.tree.leaves(Trainer(SMALL).init()))
         assert found.state_bytes < 0.4 * whole
@@ -171,4 +172,5 @@ class TestWithLibtpu:
         longer = dataclasses.replace(SMALL, batches=BatchesConfig(length=48, batch_size=8))
         found = plan(longer, "v2:2x2", rows_per_device=2**21)
         assert not found.fits
+        assert found.total_bytes > found.limit_bytes
         assert "DOES NOT FIT" in describe_plan(found)

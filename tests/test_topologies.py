@@ -78,6 +78,11 @@ def test_a_refusal_says_how_much_was_asked_for():
     refusal = Exception("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 9.50G of 7.48G hbm. Exceeded")
     assert topologies.exceeds_memory(refusal)
     assert topologies.bytes_needed(refusal) == 9.5 * 2**30
+    other = Exception(
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (512.00M) exceeds "
+        "available HBM (7.48G)."
+    )
+    assert topologies.bytes_needed(other) == 2**29
     assert topologies.bytes_needed(Exception("RESOURCE_EXHAUSTED")) is None
     assert not topologies.exceeds_memory(ValueError("INVALID_ARGUMENT"))
 
