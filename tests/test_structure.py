@@ -33,7 +33,7 @@ TESTED_ELSEWHERE = {
     for name in ("ingest_config", "intake", "local_engine", "stages", "processes", "workplace", "summary")
 } | {
     "planning.py": "test_train.py",
-    "resume.py": "test_train.py",
+    "window.py": "test_resume.py",
     "data/decisions.py": "data/test_split_identity.py",
     "data/pfam_counts.py": "data/test_pfam_join.py",
     "data/beam_steps.py": "data/test_ingest_beam.py",
