@@ -5,8 +5,8 @@
     python benchmarks/train.py --tiny       everything once, small: to test this file; its figures mean nothing
 
 Whole steps: the regular model (6 layers, 8 heads, 512, MLP 2048), causal, one window of 8,192 tokens, float32: ReLU
-Performer, and exact softmax in blocks, over attention that returns V. Compilation (tracing and XLA): the 36-layer model of
-single sequences over 6 of its layers. The loop: `train` on a dataset on disk over the compiled step on a batch that is
+Performer, and exact softmax in blocks, over attention that returns V. Compilation (tracing and XLA): the model of
+single sequences, 36 layers over 6. The loop: `train` on a dataset on disk over the compiled step on a batch that is
 there. The input: how long a step of 50 ms waits for its batch. The last line is JSON with the ratios.
 """
 
