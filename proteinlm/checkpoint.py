@@ -88,6 +88,7 @@ class Checkpoints:
         self._folder = (Path(run) / CHECKPOINTS).absolute()
         self._keep_best = keep_best
         self._writing: int | None = None
+        self._whole: list[int] = []
         policies = ocp.checkpoint_managers
         best = policies.BestN(get_metric_fn=_loss, reverse=True, n=keep_best, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
@@ -154,9 +155,9 @@ class Checkpoints:
             data=ocp.args.JsonSave(data),
             config=ocp.args.JsonSave(json.loads(config.to_json())),
         )
-        whole = self.steps()
+        self._whole = self.steps()
         metrics = None if valid_loss is None or not math.isfinite(valid_loss) else {"loss": valid_loss}
-        with _full_disk_is_said(f"checkpoint of step {step} in {self._folder}", whole):
+        with _full_disk_is_said(f"checkpoint of step {step} in {self._folder}", self._whole):
             self._writing = step
             self._manager.save(step, args=items, metrics=metrics)
 
@@ -165,9 +166,13 @@ class Checkpoints:
         if self._writing is None:
             return
         step, self._writing = self._writing, None
-        whole = sorted(set(self._manager.all_steps()) - {step})
-        with _full_disk_is_said(f"checkpoint of step {step} in {self._folder}", whole):
-            self._manager.wait_until_finished()
+        try:
+            with _full_disk_is_said(f"checkpoint of step {step} in {self._folder}", self._whole):
+                self._manager.wait_until_finished()
+        except InputError:
+            # Those that were to go when this one is whole are still there.
+            self._manager.reload()
+            raise
 
     def restore(self, step: int, template: dict[str, Any]) -> tuple[dict[str, Any], dict]:
         """Return (state, data) of a step, the arrays placed as in `template`.
