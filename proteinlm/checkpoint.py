@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +111,7 @@ class Checkpoints:
         }
         with _full_disk_is_said(f"folder {self._folder}", []):
             self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
+        logging.getLogger("absl").addFilter(_of_main_thread)
 
     def steps(self) -> list[int]:
         """Return the steps that have a whole checkpoint, ascending; one that is being written is waited for."""
@@ -212,6 +214,12 @@ class Checkpoints:
             self.wait()
         finally:
             self._manager.close()
+            logging.getLogger("absl").removeFilter(_of_main_thread)
+
+
+def _of_main_thread(record: logging.LogRecord) -> bool:
+    """Drop what threads of Orbax log while they write: errors, with pages of traceback, that `wait` raises anyway."""
+    return record.thread == threading.main_thread().ident
 
 
 @contextlib.contextmanager

@@ -128,7 +128,7 @@ def test_bad_runs_are_named(tiny_runs, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="needs root to mount a small file system")
-def test_a_full_disk_is_one_sentence_and_keeps_what_was_whole(tmp_path):
+def test_a_full_disk_is_one_sentence_and_keeps_what_was_whole(tmp_path, caplog):
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", tmp_path], check=False).returncode:
         pytest.skip("this machine does not let root mount a tmpfs")
     try:
@@ -143,6 +143,7 @@ def test_a_full_disk_is_one_sentence_and_keeps_what_was_whole(tmp_path):
             fill()
         assert 1 in Checkpoints(tmp_path, read_only=True).steps()
         assert checkpoints.steps()[0] == 1
+        assert [record for record in caplog.records if record.levelname == "ERROR"] == []
     finally:
         subprocess.run(["umount", "-l", tmp_path], check=True)
 
