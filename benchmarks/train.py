@@ -2,11 +2,11 @@
 
     python benchmarks/train.py --quick      under 10 minutes on 2 cores
     python benchmarks/train.py              more repeats
-    python benchmarks/train.py --tiny       everything once at a size for testing this file; its figures mean nothing
+    python benchmarks/train.py --tiny       everything once, small: to test this file; its figures mean nothing
 
 Whole steps: the regular model (6 layers, 8 heads, 512, MLP 2048), causal, one window of 8,192 tokens, float32: ReLU
-Performer and blockwise exact softmax over attention that returns V. Compilation (tracing and XLA): the 36-layer model of
-single sequences over 6 of its layers. The loop: `train` on a dataset on disk over the compiled step on a batch that is
+Performer, and exact softmax in blocks, over attention that returns V. Compilation (tracing and XLA): the model of
+single sequences, 36 layers over 6. The loop: `train` on a dataset on disk over the compiled step on a batch that is
 there. The input: how long a step of 50 ms waits for its batch. The last line is JSON with the ratios.
 """
 
@@ -64,10 +64,11 @@ def resized(config: Config, batches: BatchesConfig, **model: Any) -> Config:
 def regular(attention: str, tiny: bool, remat: str) -> Config:
     """Return the regular model on one window of 8,192 tokens."""
     length = 256 if tiny else 8192
-    size = {"num_layers": 2, "embed_dim": 64, "mlp_dim": 64} if tiny else {"embed_dim": 512, "mlp_dim": 2048}
+    layers, width, mlp = (2, 64, 64) if tiny else (6, 512, 2048)
     model = ModelConfig(
-        vocab_size=VOCAB_SIZE, num_heads=8, max_length=length, attention=ATTENTION[attention], remat=remat, **size
-    )  # pyright: ignore[reportArgumentType]
+        vocab_size=VOCAB_SIZE, num_layers=layers, num_heads=8, embed_dim=width, mlp_dim=mlp, max_length=length,
+        attention=ATTENTION[attention], remat=remat,  # pyright: ignore[reportArgumentType]
+    )  # fmt: skip
     return Config(model=model, batches=BatchesConfig(form="concat", length=length, batch_size=1))
 
 
@@ -157,9 +158,9 @@ def step_times(config: Config, dataset: Path, run: Path) -> list[float]:
     times: list[float] = []
     following = TrainBatches.__next__
 
-    def noted(batches: TrainBatches) -> Any:
+    def noted(self: TrainBatches) -> Any:
         times.append(time.perf_counter())
-        return following(batches)
+        return following(self)
 
     TrainBatches.__next__ = noted
     try:
@@ -170,7 +171,7 @@ def step_times(config: Config, dataset: Path, run: Path) -> list[float]:
 
 
 def input_waits(dataset: Path, options: argparse.Namespace) -> dict[str, float]:
-    """Measure how long steps of 50 ms, in which this process sleeps, wait for batches: their share, the longest in ms."""
+    """Measure how long steps of 50 ms, in which this process sleeps, wait for batches: share, and the longest in ms."""
     waits = []
     for form, fields in FORMS.items():
         batches = TrainBatches(ProteinDataset.open(dataset), BatchesConfig(**fields))

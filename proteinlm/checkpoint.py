@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,7 @@ class Checkpoints:
         self._folder = (Path(run) / CHECKPOINTS).absolute()
         self._keep_best = keep_best
         self._writing: int | None = None
+        self._whole: list[int] = []
         policies = ocp.checkpoint_managers
         best = policies.BestN(get_metric_fn=_loss, reverse=True, n=keep_best, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
@@ -109,6 +111,7 @@ class Checkpoints:
         }
         with _full_disk_is_said(f"folder {self._folder}", []):
             self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
+        logging.getLogger("absl").addFilter(_of_main_thread)
 
     def steps(self) -> list[int]:
         """Return the steps that have a whole checkpoint, ascending; one that is being written is waited for."""
@@ -154,9 +157,9 @@ class Checkpoints:
             data=ocp.args.JsonSave(data),
             config=ocp.args.JsonSave(json.loads(config.to_json())),
         )
-        whole = self.steps()
+        self._whole = self.steps()
         metrics = None if valid_loss is None or not math.isfinite(valid_loss) else {"loss": valid_loss}
-        with _full_disk_is_said(f"checkpoint of step {step} in {self._folder}", whole):
+        with _full_disk_is_said(f"checkpoint of step {step} in {self._folder}", self._whole):
             self._writing = step
             self._manager.save(step, args=items, metrics=metrics)
 
@@ -165,9 +168,13 @@ class Checkpoints:
         if self._writing is None:
             return
         step, self._writing = self._writing, None
-        whole = sorted(set(self._manager.all_steps()) - {step})
-        with _full_disk_is_said(f"checkpoint of step {step} in {self._folder}", whole):
-            self._manager.wait_until_finished()
+        try:
+            with _full_disk_is_said(f"checkpoint of step {step} in {self._folder}", self._whole):
+                self._manager.wait_until_finished()
+        except InputError:
+            # Those that were to go when this one is whole are still there.
+            self._manager.reload()
+            raise
 
     def restore(self, step: int, template: dict[str, Any]) -> tuple[dict[str, Any], dict]:
         """Return (state, data) of a step, the arrays placed as in `template`.
@@ -207,6 +214,12 @@ class Checkpoints:
             self.wait()
         finally:
             self._manager.close()
+            logging.getLogger("absl").removeFilter(_of_main_thread)
+
+
+def _of_main_thread(record: logging.LogRecord) -> bool:
+    """Drop what threads of Orbax log while they write: errors, with pages of traceback, that `wait` raises anyway."""
+    return record.thread == threading.main_thread().ident
 
 
 @contextlib.contextmanager

@@ -69,7 +69,7 @@ def test_several_runs_in_one_figure_and_how_each_went(tmp_path, tiny_runs):
     assert "1 steps were not finite and were skipped (3)" in text
     assert "resumed at step 2, not exactly: batches.batch_size is 4 there, 8 here" in text
     rows = [json.loads(line) for line in (tiny_runs["masked"] / "metrics.jsonl").read_text().splitlines()]
-    sampled = [row for row in rows if row["kind"] == "valid"][0]
+    sampled = next(row for row in rows if row["kind"] == "valid")
     assert "masked: 4 steps; " in text
     assert f"lowest loss on valid {sampled['loss']:.4f} at step 2 (its checkpoint is kept: `--step 2`)" in text
     assert (tmp_path / "page" / "curves.png").stat().st_size > 10_000

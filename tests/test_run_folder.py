@@ -32,8 +32,8 @@ def test_one_training_at_a_time_and_a_dead_one_holds_nothing(tmp_path, dataset):
     run.mkdir()
     other.mkdir()
     holder = subprocess.Popen([sys.executable, "-c", HOLDS, other, run], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
     try:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(InputError, match=rf"another training \(process {holder.pid} on .*\): stop that one"):
             train(small(), dataset, run)
