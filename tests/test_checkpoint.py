@@ -2,6 +2,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -138,6 +139,8 @@ def test_a_full_disk_is_one_sentence_and_keeps_what_was_whole(tmp_path, caplog):
         def fill():
             for step in range(1, 5):
                 checkpoints.save(step, large, {}, Config())
+                # So that it fails while nobody waits for it.
+                time.sleep(0.3)
 
         with pytest.raises(InputError, match="the disk is full: checkpoint of step [234] .* is of step [123]"):
             fill()
