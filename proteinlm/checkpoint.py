@@ -187,6 +187,7 @@ class Checkpoints:
 
     def position(self, step: int) -> dict:
         """Return the position in the data that was saved with a step."""
+        self.wait()
         return self._manager.restore(step, args=ocp.args.Composite(data=ocp.args.JsonRestore()))["data"]
 
     def restore_model(self, step: int, template: Any) -> Any:
@@ -195,10 +196,12 @@ class Checkpoints:
 
     def config(self, step: int) -> Config:
         """Return the config that a step was trained with, read strictly."""
+        self.wait()
         saved = self._manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore()))["config"]
         return Config.from_json(json.dumps(saved), f"checkpoint {self._folder / str(step)}")
 
     def _read(self, step: int, item: str, template: dict[str, Any]) -> dict[str, Any]:
+        self.wait()
         source = f"checkpoint {self._folder / str(step)}"
         metadata: Any = self._manager.item_metadata(step)[item]
         found = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in metadata.items()}

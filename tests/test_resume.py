@@ -151,8 +151,8 @@ def poison(monkeypatch, dataset, config, numbers):
     batches.close()
     gradient = Trainer._gradient
 
-    def poisoned(self, parameters, others, example, key):
-        sums, found = gradient(self, parameters, others, example, key)
+    def poisoned(self, parameters, others, example, segments, key):
+        sums, found = gradient(self, parameters, others, example, segments, key)
         is_bad = jnp.any(jnp.stack([jnp.all(example.targets == tokens) for tokens in bad]))
         return sums, jax.tree.map(lambda x: jnp.where(is_bad, jnp.nan, x), found)
 

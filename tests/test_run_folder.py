@@ -1,6 +1,7 @@
 """A run's folder: one writer, where it was trained, what each file is; and what a whole run leaves in it."""
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -111,7 +112,7 @@ def test_what_a_run_leaves_explains_itself(tmp_path, dataset, monkeypatch):  # n
     assert start["versions"]["proteinlm"] == __version__
     assert {"python", "jax", "flax", "optax", "orbax-checkpoint"} <= set(start["versions"])
     assert start["devices"]["mesh"] == {"data": 1, "fsdp": 1, "tensor": 1, "sequence": 1}
-    assert "pytest" in start["command"]
+    assert start["command"] == shlex.join(sys.argv)
     text = (run / "README.md").read_text()
     assert f"proteinlm train {run}/config.json --dataset {dataset} --run {run}" in text
     # Every file is explained, and the command's config is this one.

@@ -230,7 +230,7 @@ def test_what_is_not_finite_stops_before_it_is_saved(tmp_path, make_dataset, mon
 def test_parameters_that_blow_up_are_never_called_good(tmp_path, make_dataset):
     dataset = make_dataset(form="single", batches=7, batch_size=BATCH, length=48)
     wild = dataclasses.replace(config(checkpoint_every=1), optimizer=OptimizerConfig(learning_rate=1e30))
-    with pytest.raises(InputError, match="step 1 is not finite: .* there is no checkpoint before it"):
+    with pytest.raises(InputError, match=r"step 1 \(batch 0\) is not finite: .* there is no checkpoint before it"):
         train(wild, dataset, tmp_path / "run")
     assert Checkpoints(tmp_path / "run", read_only=True).steps() == []
 
