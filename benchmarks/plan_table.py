@@ -206,7 +206,8 @@ def run(minutes: float, only: str) -> None:
 
 def show() -> None:
     rows = read()
-    print("| config | attention | L | topology | rows a device | memory, GiB | limit | s a step | tokens/s a device |")
+    columns = "config | attention | L | topology | rows a device | memory, GiB | limit | estimated s a step"
+    print(f"| {columns} | tokens/s a device |")
     print("|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         # The first rows were made before the peak was read: state and temporaries are no less.

@@ -74,7 +74,7 @@ DR   EMBL; NFHM01000{n:03}; OQK16285.1; -; Genomic_DNA.
 DR   RefSeq; WP_087182{number:03}.1; NZ_NFHM01000{n:03}.1.
 """
 FEATURE = """\
-FT   DOMAIN          {n}..{length}
+FT   DOMAIN          1..{length}
 FT                   /note="Domain of something"
 FT                   /evidence="ECO:0000255|PROSITE-ProRule:PRU00{number:03}"
 """

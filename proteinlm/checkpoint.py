@@ -8,6 +8,8 @@ their path's name, so a checkpoint can be read without any class of this package
 import contextlib
 import json
 import logging
+import math
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,24 +71,36 @@ def with_named_arrays(template: Any, arrays: dict[str, Any], source: str) -> Any
 
 
 class Checkpoints:
-    """The checkpoints of one run folder, newest `keep` of them."""
+    """The checkpoints of one run folder: the newest, and the best on valid.
 
-    def __init__(self, run: str | Path, *, keep: int = 3, read_only: bool = False):
+    They are written in the background, one at a time, from a copy of the state: `save` returns when the copy is made.
+    An error of the writing comes from the next call.
+    """
+
+    def __init__(self, run: str | Path, *, keep: int = 3, keep_best: int = 0, read_only: bool = False):
         """Open RUN/checkpoints.
 
         Args:
             run: the run's folder.
             keep: how many of the newest checkpoints stay.
+            keep_best: how many of those with the lowest loss on valid stay besides.
             read_only: for evaluation and analysis, beside a run that may still be training.
         """
         self._folder = (Path(run) / CHECKPOINTS).absolute()
+        self._keep_best = keep_best
+        self._writing: int | None = None
+        self._whole: list[int] = []
+        policies = ocp.checkpoint_managers
+        best = policies.BestN(get_metric_fn=_loss, reverse=True, n=keep_best, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=None if read_only else keep,
+            preservation_policy=None if read_only else policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
+            best_fn=_loss,
+            best_mode="min",
             create=not read_only,
             read_only=read_only,
             # A folder left half written by a kill goes; a whole one is never touched.
             cleanup_tmp_directories=not read_only,
-            enable_async_checkpointing=False,
+            enable_async_checkpointing=not read_only,
         )
         # The model is an item of its own, so that evaluation need not read the optimizer's moments.
         handlers = {
@@ -97,20 +111,43 @@ class Checkpoints:
         }
         with _full_disk_is_said(f"folder {self._folder}", []):
             self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
+        logging.getLogger("absl").addFilter(_of_main_thread)
 
     def steps(self) -> list[int]:
-        """Return the steps that have a whole checkpoint, ascending."""
+        """Return the steps that have a whole checkpoint, ascending; one that is being written is waited for."""
+        self.wait()
         return sorted(self._manager.all_steps())
 
-    def save(self, step: int, state: dict[str, Any], data: dict, config: Config) -> None:
-        """Write one checkpoint and delete those beyond `keep`; a step that has one already is left as it is.
+    def is_among_best(self, loss: float) -> bool:
+        """Return whether a checkpoint with this loss on valid would be kept for it; never where it is not finite."""
+        found = sorted(self._losses().values())[: self._keep_best]
+        return self._keep_best > 0 and math.isfinite(loss) and (len(found) < self._keep_best or loss < found[-1])
+
+    def best(self) -> int | None:
+        """Return the step of the lowest loss on valid, or None where no checkpoint has one."""
+        losses = self._losses()
+        return min(losses, key=lambda step: (losses[step], -step)) if losses else None
+
+    def _losses(self) -> dict[int, float]:
+        metrics = {step: self._manager.metrics(step) for step in self.steps()}
+        return {step: _loss(values) for step, values in metrics.items() if values}
+
+    def save(
+        self, step: int, state: dict[str, Any], data: dict, config: Config, valid_loss: float | None = None
+    ) -> None:
+        """Begin to write one checkpoint, and delete those that need not stay; a step that has one is left as it is.
 
         Args:
             step: number of optimizer steps done.
             state: trees of arrays by name, "model" among them.
             data: JSON-able position in the data.
             config: written beside the arrays.
+            valid_loss: where this step was evaluated on valid, as every other one was.
+
+        Raises:
+            InputError: the disk is full; now, or since the call before.
         """
+        self.wait()
         if step in self._manager.all_steps():
             return
         model, rest = _parts(state)
@@ -120,10 +157,24 @@ class Checkpoints:
             data=ocp.args.JsonSave(data),
             config=ocp.args.JsonSave(json.loads(config.to_json())),
         )
-        whole = self.steps()
-        with _full_disk_is_said(f"checkpoint of step {step} in {self._folder}", whole):
-            self._manager.save(step, args=items)
-            self._manager.wait_until_finished()
+        self._whole = self.steps()
+        metrics = None if valid_loss is None or not math.isfinite(valid_loss) else {"loss": valid_loss}
+        with _full_disk_is_said(f"checkpoint of step {step} in {self._folder}", self._whole):
+            self._writing = step
+            self._manager.save(step, args=items, metrics=metrics)
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written; errors as for `save`."""
+        if self._writing is None:
+            return
+        step, self._writing = self._writing, None
+        try:
+            with _full_disk_is_said(f"checkpoint of step {step} in {self._folder}", self._whole):
+                self._manager.wait_until_finished()
+        except InputError:
+            # Those that were to go when this one is whole are still there.
+            self._manager.reload()
+            raise
 
     def restore(self, step: int, template: dict[str, Any]) -> tuple[dict[str, Any], dict]:
         """Return (state, data) of a step, the arrays placed as in `template`.
@@ -132,8 +183,12 @@ class Checkpoints:
             InputError: the checkpoint's arrays are not those of the template.
         """
         model, rest = (self._read(step, item, part) for item, part in zip(_ITEMS, _parts(template), strict=True))
-        data = self._manager.restore(step, args=ocp.args.Composite(data=ocp.args.JsonRestore()))["data"]
-        return {**model, **rest}, data
+        return {**model, **rest}, self.position(step)
+
+    def position(self, step: int) -> dict:
+        """Return the position in the data that was saved with a step."""
+        self.wait()
+        return self._manager.restore(step, args=ocp.args.Composite(data=ocp.args.JsonRestore()))["data"]
 
     def restore_model(self, step: int, template: Any) -> Any:
         """Return the model's tree of a step alone; errors as for `restore`."""
@@ -141,10 +196,12 @@ class Checkpoints:
 
     def config(self, step: int) -> Config:
         """Return the config that a step was trained with, read strictly."""
+        self.wait()
         saved = self._manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore()))["config"]
         return Config.from_json(json.dumps(saved), f"checkpoint {self._folder / str(step)}")
 
     def _read(self, step: int, item: str, template: dict[str, Any]) -> dict[str, Any]:
+        self.wait()
         source = f"checkpoint {self._folder / str(step)}"
         metadata: Any = self._manager.item_metadata(step)[item]
         found = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in metadata.items()}
@@ -155,8 +212,17 @@ class Checkpoints:
         return with_named_arrays(template, restored[item], source)
 
     def close(self) -> None:
-        """Release the folder."""
-        self._manager.close()
+        """Finish what is being written and release the folder."""
+        try:
+            self.wait()
+        finally:
+            self._manager.close()
+            logging.getLogger("absl").removeFilter(_of_main_thread)
+
+
+def _of_main_thread(record: logging.LogRecord) -> bool:
+    """Drop what threads of Orbax log while they write: errors, with pages of traceback, that `wait` raises anyway."""
+    return record.thread == threading.main_thread().ident
 
 
 @contextlib.contextmanager
@@ -179,6 +245,10 @@ def _full_disk_is_said(what: str, whole: list[int]) -> Iterator[None]:
 
 
 _ITEMS = ("model", "rest")
+
+
+def _loss(metrics: Any) -> float:
+    return metrics["loss"]
 
 
 def _parts(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

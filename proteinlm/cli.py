@@ -31,7 +31,7 @@ usage: proteinlm COMMAND ...
   train      a config + a dataset -> checkpoints and curves
   evaluate   trained runs -> accuracy and perplexity per split, beside the baselines
   analyze    a trained run + proteins -> attention maps, amino-acid similarity versus BLOSUM
-  report     a folder of runs -> one page with tables, curves and figures
+  report     runs -> one page with tables, curves and figures
   plan       a config -> what a step takes: memory, FLOPs, time; for this machine or for TPUs that are elsewhere
 
 `proteinlm COMMAND --help` tells the rest. A first run on real proteins, about five minutes on two cores:
@@ -115,13 +115,15 @@ class Analyze:
 
 @dataclass(frozen=True)
 class Report:
-    """Gather runs into one page: the dataset's table, curves, scores, figures, and what they say.
+    """Gather runs into one page: the dataset's table, curves of all in one figure, scores, figures, what they say.
 
-    Example: proteinlm report runs/quickstart
+    Example: proteinlm report runs/causal runs/masked --output comparison
     """
 
-    folder: Annotated[Path, tyro.conf.Positional]
-    """Folder that holds the runs; report.md and curves.png are written into it."""
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Folders of runs, or folders that hold runs."""
+    output: Path | None = None
+    """Folder of report.md, curves.png and curves.pdf; by default the one that was named, or that holds all named."""
 
 
 def _ingest(arguments: Sequence[str]) -> None:
@@ -168,6 +170,13 @@ def _train(arguments: Sequence[str]) -> None:
         """tiny: the same experiment with small numbers, seconds on a laptop. Overrides come on top."""
         dry_run: bool = False
         """Print what `proteinlm plan` prints for this machine, and train nothing."""
+        allow_inexact_resume: bool = False
+        """Go on in the run's folder although batches, dataset, devices or other things are not the run's own, and say
+        which: the losses are not those of a run that never stopped."""
+        track: str = ""
+        """Send the numbers to tensorboard, wandb or tensorboard,wandb too (extra logging)."""
+        profile: str = ""
+        """Trace the steps START:STOP, or so many steps near the beginning, into RUN/profile."""
         processes: Annotated[Processes, tyro.conf.arg(name="")] = field(default_factory=Processes)
         config: Annotated[tyro.conf.AvoidSubcommands[Config], tyro.conf.arg(name="")] = field(default_factory=Config)
 
@@ -191,7 +200,10 @@ def _train(arguments: Sequence[str]) -> None:
     if given.dataset is None or given.run is None:
         raise InputError("training needs --dataset (a folder that proteinlm ingest wrote) and --run (a folder).")
     given.processes.join()
-    train(given.config, given.dataset, given.run)
+    train(
+        given.config, given.dataset, given.run,
+        allow_inexact_resume=given.allow_inexact_resume, track=given.track, profile=given.profile,
+    )  # fmt: skip
 
 
 def _plan(arguments: Sequence[str]) -> None:
@@ -308,7 +320,9 @@ def _report(arguments: Sequence[str]) -> None:
     given = tyro.cli(Report, args=arguments, prog="proteinlm report")
     from proteinlm.report import write_report
 
-    print(write_report(given.folder))
+    if not given.folders:
+        raise InputError("name at least one run: proteinlm report RUN...")
+    print(write_report(*given.folders, output=given.output))
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {

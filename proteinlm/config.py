@@ -152,8 +152,13 @@ class Config:
             all of valid. The evaluation at the end always takes all.
         checkpoint_every: steps between checkpoints; one is always written at the end and on SIGTERM or Ctrl-C.
         keep_checkpoints: how many of the newest are kept.
+        keep_best: how many more are kept, those with the lowest loss on valid. An evaluation that is among them is
+            followed by a checkpoint. (The one at the end takes all of valid, and is compared with none of a sample.)
         log_every: steps between lines of metrics.jsonl.
         redraw_every: steps between redraws of random features; 0 means never.
+        redraw_growth: each interval between redraws is so many times the one before; 1 keeps them equal.
+        skip_bad_steps: how many steps in a row may have a loss or gradient that is not finite: such a step leaves
+            parameters and optimizer as they were and is recorded. One more ends the run.
         mesh: how devices share the work.
         accumulate: parts that a batch is computed in, one after another, for less memory. Their sums are added, so that
             a step is what it is with 1, but for rounding and for dropout, which draws by part.
@@ -174,6 +179,9 @@ class Config:
     seed: int = 0
     mesh: MeshConfig = field(default=MeshConfig(), **_LATER)
     accumulate: int = field(default=1, **_LATER)
+    keep_best: int = field(default=1, **_LATER)
+    redraw_growth: float = field(default=1.0, **_LATER)
+    skip_bad_steps: int = field(default=0, **_LATER)
 
     def __post_init__(self):
         if self.model.vocab_size != VOCAB_SIZE:
@@ -188,10 +196,17 @@ class Config:
             raise InputError(
                 f'objective.kind is "causal", but {attention.kind} attention has no causal form: {attention.no_causal}'
             )
+        if self.batches.form == "isolated" and attention.no_segments:
+            raise InputError(
+                f'batches.form is "isolated", but {attention.kind} attention takes no segments: '
+                f"{attention.no_segments}."
+            )
         for name in ("num_steps", "checkpoint_every", "keep_checkpoints", "log_every", "accumulate"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("eval_every", "eval_examples", "redraw_every", "seed"):
+        if not 1 <= self.redraw_growth < math.inf:
+            raise InputError(f"redraw_growth is {self.redraw_growth}; it must be at least 1.")
+        for name in ("eval_every", "eval_examples", "redraw_every", "seed", "keep_best", "skip_bad_steps"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}; it cannot be below 0.")
         if self.batches.batch_size % self.accumulate:

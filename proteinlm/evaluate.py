@@ -31,7 +31,7 @@ from proteinlm.errors import InputError
 from proteinlm.files import whole_file
 from proteinlm.logs import console, print_table
 from proteinlm.metrics import Score, Sums, score
-from proteinlm.objective import make_example, residue_weights, token_sums
+from proteinlm.objective import make_example, residue_weights, sum_tokens, token_sums
 from proteinlm.randomness import random_key
 
 SPLITS = ("test", "ood")
@@ -39,7 +39,7 @@ SPLITS = ("test", "ood")
 
 @dataclass(frozen=True)
 class SplitResult:
-    """Sums of each row (a sequence, or a window of concatenated ones) of a split, N rows, in evaluation order.
+    """Sums of each row of a split, N rows, in evaluation order: a row is a sequence, packed or not, or a window.
 
     Attributes:
         rows: int64 [N], the row's place in the split (the manifest's order, for single sequences).
@@ -68,7 +68,7 @@ class EvaluationStep:
 
     def __call__(self, state: nnx.State, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Return NumPy arrays, "rows" (the batch's own) among them."""
-        placed = {name: batch[name] for name in ("tokens", "keys")} | {"rows": batch["rows"].astype(np.int32)}
+        placed = {**batch, "rows": batch["rows"].astype(np.int32)}
         return jax.device_get(self.compiled(state, sharding.place_batch(placed, self.mesh)))
 
 
@@ -86,16 +86,19 @@ def make_evaluation_step(config: Config, graph: nnx.GraphDef, mesh: Mesh | None 
     def step(state: nnx.State, batch: dict[str, jax.Array]) -> dict[str, Any]:
         model = nnx.merge(graph, layout.tables(state))
         key = random_key(config.seed, "masks")
-        inputs, targets, weights = make_example(batch["tokens"], batch["keys"], config.objective, key)
-        logits = model(inputs, layout=layout)
+        segments = batch.get("segments")
+        inputs, targets, weights = make_example(
+            batch["tokens"], batch["keys"], config.objective, key, segments=segments
+        )
+        logits = model(inputs, segments=segments, layout=layout)
         on_residues = residue_weights(targets, weights)
         residue = jnp.arange(alphabet.FIRST_RESIDUE, alphabet.SIZE)
         is_residue = targets[:, :, None] == residue[None, None, :]
         return {
             "rows": batch["rows"],
-            "residues": token_sums(logits, targets, on_residues),
-            "all_tokens": token_sums(logits, targets, weights),
-            "residue_counts": (is_residue * on_residues[:, :, None]).sum(axis=1).astype(jnp.int32),
+            "residues": token_sums(logits, targets, on_residues, segments),
+            "all_tokens": token_sums(logits, targets, weights, segments),
+            "residue_counts": sum_tokens(is_residue * on_residues[:, :, None], segments).astype(jnp.int32),
         }
 
     return EvaluationStep(mesh, jax.jit(step, out_shardings=sharding.replicated(mesh)))
@@ -127,18 +130,20 @@ def evaluate_split(
     for batch in evaluation_batches(
         dataset, config.batches, split, limit=limit, process_index=share, process_count=shares
     ):
-        parts.append(step(state, batch))
+        found = step(state, batch)
+        # Rows that fill the last batch, and isolated rows' room for more sequences than there are.
+        real = found["rows"] >= 0
+        parts.append(jax.tree.map(lambda x, real=real: x[real], found))
         if progress:
-            progress(int((parts[-1]["rows"] >= 0).sum()))
-    rows = _joined([p["rows"] for p in parts], np.int64)
-    real = rows >= 0
+            progress(int(real.sum()))
 
     def sums(name: str) -> Sums:
         fields = ("nll", "correct", "count")
-        return Sums(*(_joined([getattr(p[name], f) for p in parts], np.float64)[real] for f in fields))
+        return Sums(*(_joined([getattr(p[name], f) for p in parts], np.float64) for f in fields))
 
     counts = [p["residue_counts"] for p in parts] or [np.zeros((0, alphabet.NUM_RESIDUES), np.int64)]
-    return SplitResult(rows[real], sums("residues"), sums("all_tokens"), np.concatenate(counts).astype(np.int64)[real])
+    rows = _joined([p["rows"] for p in parts], np.int64)
+    return SplitResult(rows, sums("residues"), sums("all_tokens"), np.concatenate(counts).astype(np.int64))
 
 
 def _joined(parts: list[np.ndarray], dtype) -> np.ndarray:
@@ -256,7 +261,7 @@ def evaluate_command(runs: Sequence[Path], splits: Sequence[str], dataset: Path 
         data = ProteinDataset.open(dataset or run.dataset)
         found = evaluate(run, data, splits)
         batches = run.config.batches
-        rows = f"first {batches.length} tokens" if batches.form == "single" else f"windows of {batches.length} tokens"
+        rows = f"windows of {batches.length} tokens" if batches.form == "concat" else f"first {batches.length} tokens"
         about = {
             "run": run.name, "step": run.step, "dataset": str(data.path), "fingerprint": data.fingerprint, "rows": rows,
         }  # fmt: skip

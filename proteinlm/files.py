@@ -60,6 +60,11 @@ def sync(path: Path) -> None:
         os.close(number)
 
 
+def is_unicode(path: str | os.PathLike) -> bool:
+    """Tell whether a name can be written down in UTF-8; Python keeps other bytes of names as lone surrogates."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in os.fspath(path))
+
+
 def refuse_occupied(path: Path, what: str) -> None:
     """Refuse a path that is a file or a folder with something in it; nothing is made.
 

@@ -1,12 +1,13 @@
-"""One writer of what happens in a run: metrics.jsonl always, a progress line on the terminal."""
+"""One writer of what happens in a run: metrics.jsonl and train.log always, a progress line on the terminal."""
 
 import contextlib
+import datetime
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from rich.table import Table
 
 from proteinlm.errors import InputError
 from proteinlm.files import whole_file
+from proteinlm.trackers import Tracker, tagged
 
 METRICS_FILE = "metrics.jsonl"
+TEXT_FILE = "train.log"
 console = Console(stderr=True)
 
 
@@ -27,24 +30,32 @@ def print_table(table: Table) -> None:
 
 
 class MetricsLog:
-    """Lines of JSON, one an event, each with "kind" (train or valid) and "step"; appended and flushed at once."""
+    """Lines of JSON, one an event, each with "kind" and "step"; appended and flushed at once, and given to trackers.
 
-    def __init__(self, run: Path, resume_step: int, *, silent: bool = False):
+    Kinds are train, valid, skipped (a step that was not finite and left no trace), resume (a start that is not exact).
+
+    Attributes:
+        skipped: the steps that were skipped so far, ascending.
+    """
+
+    def __init__(self, run: Path, resume_step: int, *, silent: bool = False, trackers: Sequence[Tracker] = ()):
         """Open RUN/metrics.jsonl, and drop the lines of steps after `resume_step`: they will happen again.
 
         Args:
             run: the run's folder.
             resume_step: where it goes on; 0 at the beginning.
             silent: write nothing, in a process beside the one that does.
+            trackers: who is told the numbers too; closed with the log.
         """
+        self._trackers = trackers
+        self.skipped: list[int] = []
         self.path = Path(os.devnull) if silent else run / METRICS_FILE
-        if silent:
-            self._handle = open(os.devnull, "a", encoding="utf-8")  # noqa: SIM115
-            return
-        if self.path.exists():
+        if (run / METRICS_FILE).exists():
             kept = [row for row in read_metrics(run) if row["step"] <= resume_step]
-            with whole_file(self.path) as handle:
-                handle.writelines(json.dumps(row) + "\n" for row in kept)
+            self.skipped = [row["step"] for row in kept if row["kind"] == "skipped"]
+            if not silent:
+                with whole_file(self.path) as handle:
+                    handle.writelines(json.dumps(row) + "\n" for row in kept)
         self._handle = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (open for the whole run)
 
     def write(self, kind: str, step: int, **values: Any) -> None:
@@ -53,8 +64,13 @@ class MetricsLog:
         for name, value in values.items():
             value = value.item() if hasattr(value, "item") else value
             row[name] = None if isinstance(value, float) and not math.isfinite(value) else value
+        if kind == "skipped":
+            self.skipped.append(step)
         self._handle.write(json.dumps(row) + "\n")
         self._handle.flush()
+        numbers = tagged(kind, {name: value for name, value in row.items() if name != "step"})
+        for tracker in self._trackers:
+            tracker.log(step, numbers)
 
     def close(self) -> None:
         """Flush to the disk and close."""
@@ -62,6 +78,8 @@ class MetricsLog:
         if self.path != Path(os.devnull):
             os.fsync(self._handle.fileno())
         self._handle.close()
+        for tracker in self._trackers:
+            tracker.close()
 
 
 def read_metrics(run: Path) -> list[dict]:
@@ -84,15 +102,43 @@ def read_metrics(run: Path) -> list[dict]:
     return rows
 
 
+class TextLog:
+    """What is said on the terminal, and in RUN/train.log with the time; used as a context, it adds how a run ended."""
+
+    def __init__(self, run: Path | None):
+        """Append to the run's file; None says things on the terminal alone."""
+        self._path = None if run is None else run / TEXT_FILE
+
+    def say(self, text: str) -> None:
+        """Say it in both places."""
+        console.print(text, highlight=False, soft_wrap=True)
+        self.note(text)
+
+    def note(self, text: str) -> None:
+        """Say it in the file alone."""
+        if self._path is not None:
+            now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+            with open(self._path, "a", encoding="utf-8") as handle:
+                handle.write(f"{now}  {text}\n")
+
+    def __enter__(self) -> "TextLog":
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None:
+            self.note(f"ended by {type(error).__name__}: {error}")
+
+
 class ProgressLine:
     """The line on the terminal: step, loss, accuracy, tokens per second, time left.
 
-    Where the output is not a terminal, a plain line every half minute, so that a log file tells the same.
+    Every half minute a plain line goes into the text log, and to the output where that is not a terminal.
     """
 
     PLAIN_EVERY_SECONDS = 30.0
 
-    def __init__(self, total: int, done: int, description: str):
+    def __init__(self, total: int, done: int, description: str, text: TextLog | None = None):
+        self._text = text or TextLog(None)
         self._total, self._description = total, description
         self._start, self._done_at_start, self._last_plain = time.monotonic(), done, time.monotonic()
         self._progress = Progress(
@@ -114,12 +160,11 @@ class ProgressLine:
             numbers += f"  {tokens_per_second:,.0f} tokens/s"
         self._progress.update(self._task, completed=step, numbers=numbers)
         now = time.monotonic()
-        if not console.is_terminal and (now - self._last_plain > self.PLAIN_EVERY_SECONDS or step == self._total):
+        if now - self._last_plain > self.PLAIN_EVERY_SECONDS or step == self._total:
             self._last_plain = now
             left = (now - self._start) / max(step - self._done_at_start, 1) * (self._total - step)
-            console.print(
-                f"{self._description}: step {step} of {self._total}  {numbers}  {left:,.0f} s left", highlight=False
-            )
+            tell = self._text.note if console.is_terminal else self._text.say
+            tell(f"{self._description}: step {step} of {self._total}  {numbers}  {left:,.0f} s left")
 
     def start(self) -> None:
         """Begin to show."""
@@ -131,9 +176,9 @@ class ProgressLine:
 
 
 @contextlib.contextmanager
-def progress_line(total: int, done: int, description: str) -> Iterator[ProgressLine]:
+def progress_line(total: int, done: int, description: str, text: TextLog | None = None) -> Iterator[ProgressLine]:
     """Show a progress line for the length of a block."""
-    line = ProgressLine(total, done, description)
+    line = ProgressLine(total, done, description, text)
     line.start()
     try:
         yield line

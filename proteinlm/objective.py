@@ -4,6 +4,7 @@ Everything is plain JAX on arrays of fixed shape: it runs inside jax.jit, on the
 static.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -11,6 +12,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from proteinlm.data import alphabet
+from proteinlm.models.positions import positions_in
+from proteinlm.segment_masks import draws_in_segments
 
 if TYPE_CHECKING:
     from proteinlm.config import ObjectiveConfig
@@ -31,7 +34,7 @@ class Example(NamedTuple):
 
 
 class TokenSums(NamedTuple):
-    """Sums over the tokens of each row, float32 [B].
+    """Sums over the tokens of each row, float32 [B], or of each segment, [B, S].
 
     Attributes:
         nll: negative log likelihood of the targets, in nats.
@@ -44,11 +47,12 @@ class TokenSums(NamedTuple):
     count: Array
 
 
-def causal_example(tokens: Array) -> Example:
+def causal_example(tokens: Array, segments: Array | None = None) -> Example:
     """Return the example in which each token is said from those before it, <bos> first.
 
     Args:
         tokens: integer [B, L], residues and perhaps <eos>, right padded.
+        segments: int32 [B, L], which protein of its row a token belongs to, each with a <bos> of its own; 0 at pads.
 
     Returns:
         Weights 1 on residues and <eos>, 0 on pads.
@@ -56,11 +60,18 @@ def causal_example(tokens: Array) -> Example:
     targets = _as_ids(tokens)
     is_token = targets != alphabet.PAD
     shifted = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=alphabet.BOS)
+    if segments is not None:
+        shifted = jnp.where(positions_in(segments) == 0, alphabet.BOS, shifted)
     return Example(jnp.where(is_token, shifted, alphabet.PAD), targets, is_token.astype(jnp.float32))
 
 
 def masked_example(
-    tokens: Array, keys: Array, config: "ObjectiveConfig", key: Array, step: Array | int | None = None
+    tokens: Array,
+    keys: Array,
+    config: "ObjectiveConfig",
+    key: Array,
+    step: Array | int | None = None,
+    segments: Array | None = None,
 ) -> Example:
     """Return the example in which some residues are hidden and asked for (BERT, Devlin et al. 2019, section
     3.1).
@@ -81,6 +92,8 @@ def masked_example(
         config: fractions.
         key: a JAX random key.
         step: the training step, so that every epoch masks anew; None in evaluation, where masks never change.
+        segments: int32 [B, L], which protein of its row a token belongs to, 0 at pads; then the keys are [B, S, 2], and
+            every protein has the mask that it has alone in its row, wherever it is packed.
 
     Returns:
         Weights 1 on the selected residues, else 0.
@@ -104,7 +117,11 @@ def masked_example(
         residues = jax.random.randint(residue_key, shape, first, first + alphabet.NUM_STANDARD, jnp.int32)
         return selected, action, residues
 
-    selected, action, residues = jax.vmap(row)(keys, is_residue)
+    if segments is None:
+        selected, action, residues = jax.vmap(row)(keys, is_residue)
+    else:
+        of_row = partial(draws_in_segments, key, config.mask_fraction)
+        selected, action, residues = jax.vmap(of_row)(keys, is_residue, segments)
     replaced = jnp.where(
         action < config.mask_token,
         alphabet.MASK,
@@ -114,12 +131,17 @@ def masked_example(
 
 
 def make_example(
-    tokens: Array, keys: Array, config: "ObjectiveConfig", key: Array, step: Array | int | None = None
+    tokens: Array,
+    keys: Array,
+    config: "ObjectiveConfig",
+    key: Array,
+    step: Array | int | None = None,
+    segments: Array | None = None,
 ) -> Example:
     """Return the example of the objective that the config names; arguments as for `masked_example`."""
     if config.kind == "causal":
-        return causal_example(tokens)
-    return masked_example(tokens, keys, config, key, step)
+        return causal_example(tokens, segments)
+    return masked_example(tokens, keys, config, key, step, segments)
 
 
 def residue_weights(targets: Array, weights: Array) -> Array:
@@ -127,18 +149,26 @@ def residue_weights(targets: Array, weights: Array) -> Array:
     return jnp.where(targets >= alphabet.FIRST_RESIDUE, weights, 0.0)
 
 
-def token_sums(logits: Array, targets: Array, weights: Array) -> TokenSums:
-    """Return sums over the tokens of each row.
+def token_sums(logits: Array, targets: Array, weights: Array, segments: Array | None = None) -> TokenSums:
+    """Return sums over the tokens of each row, or of each segment.
 
     Args:
         logits: [B, L, V], any floating type; the log-softmax, over the whole alphabet, is float32.
         targets: int32 [B, L].
         weights: float32 [B, L].
+        segments: int32 [B, L], 1 to S = L // 2, 0 at pads; then the sums are [B, S], entry n - 1 that of segment n.
     """
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     nll = -jnp.take_along_axis(log_probs, targets[:, :, None], axis=-1)[:, :, 0]
     correct = (jnp.argmax(logits, axis=-1) == targets).astype(jnp.float32)
-    return TokenSums((nll * weights).sum(1), (correct * weights).sum(1), weights.sum(1))
+    return TokenSums(*(sum_tokens(x, segments) for x in (nll * weights, correct * weights, weights)))
+
+
+def sum_tokens(x: Array, segments: Array | None) -> Array:
+    """Return sums of x [B, L, ...] over the tokens of each row, [B, ...], or of each segment, [B, L // 2, ...]."""
+    if segments is None:
+        return x.sum(1)
+    return jax.vmap(lambda x, s: jax.ops.segment_sum(x, s, x.shape[0] // 2 + 1)[1:])(x, segments)
 
 
 def mean_loss(sums: TokenSums) -> Array:

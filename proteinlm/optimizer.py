@@ -1,5 +1,7 @@
 """The optimizer: clipping, Adam, decoupled weight decay and a learning-rate schedule, as one optax chain."""
 
+from typing import Any
+
 import jax
 import optax
 
@@ -33,6 +35,18 @@ def is_decayed(parameters) -> object:
         return not any(name.split("_")[-1] in _NOT_DECAYED for name in names)
 
     return jax.tree_util.tree_map_with_path(decayed, parameters)
+
+
+def at_step(state: Any, step: jax.Array) -> Any:
+    """Return the optimizer's state with the learning rate's schedule at `step`: it goes on when a step is left out."""
+
+    def is_schedule(part: Any) -> bool:
+        return isinstance(part, optax.ScaleByScheduleState)
+
+    def set_count(part: Any) -> Any:
+        return part._replace(count=step) if is_schedule(part) else part
+
+    return jax.tree.map(set_count, state, is_leaf=is_schedule)
 
 
 def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:

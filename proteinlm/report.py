@@ -9,15 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
-import matplotlib.figure
-
-from proteinlm.checkpoint import CONFIG_FILE, read_run_files
+from proteinlm.checkpoint import CHECKPOINTS, CONFIG_FILE, read_run_files
 from proteinlm.config import Config
+from proteinlm.curves import Curve, plot_curves
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.data.statistics import table_1
 from proteinlm.errors import InputError
-from proteinlm.figures import PAGE, PALETTE, save_figure, style
+from proteinlm.figures import save_figure
 from proteinlm.files import whole_file
 from proteinlm.logs import read_metrics
 from proteinlm.models.attention import ATTENTION
@@ -25,13 +23,18 @@ from proteinlm.models.attention import ATTENTION
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What a run's folder says: its config, its curves, its scores and the folder of its figures."""
+    """What a run's folder says: its config, its curves, its scores and the folder of its figures.
+
+    Attributes:
+        label: the folder's name, with its parent's where several runs have the same.
+    """
 
     folder: Path
     config: Config
     dataset: Path
     metrics: list[dict]
     evaluation: dict
+    label: str = ""
 
     @property
     def name(self) -> str:
@@ -56,22 +59,29 @@ class RunFiles:
         return None
 
 
-def find_runs(folder: Path) -> list[RunFiles]:
-    """Return the runs in a folder (or the folder itself, if it is one), by name.
+def find_runs(*folders: Path) -> list[RunFiles]:
+    """Return the runs that folders are or hold, each once, in the folders' order and by name inside each.
 
     Raises:
-        InputError: there is none.
+        InputError: a folder holds none.
     """
-    candidates = [folder] if (folder / CONFIG_FILE).is_file() else sorted(folder.glob(f"*/{CONFIG_FILE}"))
+    places: dict[Path, Path] = {}
+    for folder in folders:
+        found = (
+            [folder] if (folder / CONFIG_FILE).is_file() else sorted(p.parent for p in folder.glob(f"*/{CONFIG_FILE}"))
+        )
+        if not found:
+            raise InputError(f"{folder} holds no training run: give the folder of a run, or one that contains runs.")
+        for run in found:
+            places.setdefault(run.resolve(), run)
     runs = []
-    for place in candidates:
-        run = place if place.is_dir() else place.parent
+    names = [place.name for place in places]
+    for place, run in places.items():
         config, origin = read_run_files(run)
         evaluation = run / "evaluation.json"
         saved = _read_json(evaluation) if evaluation.is_file() else {}
-        runs.append(RunFiles(run, config, Path(origin["dataset"]), read_metrics(run), saved))
-    if not runs:
-        raise InputError(f"{folder} holds no training run: give the folder of a run, or one that contains runs.")
+        label = place.name if names.count(place.name) == 1 else f"{place.parent.name}/{place.name}"
+        runs.append(RunFiles(run, config, Path(origin["dataset"]), read_metrics(run), saved, label))
     return runs
 
 
@@ -82,40 +92,25 @@ def _read_json(path: Path) -> dict:
         raise InputError(f"{path} is damaged ({error}): run the command that wrote it again.") from error
 
 
-def plot_curves(runs: Sequence[RunFiles]) -> matplotlib.figure.Figure:
-    """Draw perplexity and accuracy over steps, train dashed and validation solid, a colour a run (as the papers do)."""
-    with style():
-        figure = matplotlib.figure.Figure(figsize=(PAGE, 2.8))
-        axes = figure.subplots(1, 2)
-        for run, colour, marker in zip(runs, PALETTE * (1 + len(runs) // len(PALETTE)), "osD^vPX*" * 9, strict=False):
-            for axis, value, scale in ((axes[0], "perplexity", 1.0), (axes[1], "accuracy", 100.0)):
-                for kind, line in (("train", "--"), ("valid", "-")):
-                    rows = [r for r in run.metrics if r["kind"] == kind and r.get(value) is not None]
-                    dots = {"marker": marker, "markersize": 4} if kind == "valid" else {"linewidth": 0.9}
-                    axis.plot(
-                        [r["step"] for r in rows], [scale * r[value] for r in rows], line, color=colour,
-                        label=f"{run.name}, {kind}", **dots,
-                    )  # fmt: skip
-        for axis, label in ((axes[0], "Perplexity per token"), (axes[1], "Accuracy (%)")):
-            axis.set_xlabel("Optimizer step")
-            axis.set_ylabel(label)
-            axis.set_xlim(left=0)
-        axes[0].legend(loc="upper right")
-    return figure
+def write_report(*folders: str | Path, output: str | Path | None = None) -> Path:
+    """Write report.md with curves.png and curves.pdf about runs, and return the page's path.
 
-
-def write_report(folder: str | Path) -> Path:
-    """Write FOLDER/report.md with curves.png and curves.pdf, and return the page's path.
+    Args:
+        folders: of runs, or folders that hold runs.
+        output: where the page goes; by default into the folder, if it is one, else into the one that holds them all.
 
     Raises:
-        InputError: the folder holds no run.
+        InputError: a folder holds no run.
     """
-    folder = Path(folder)
-    runs = find_runs(folder)
-    save_figure(plot_curves(runs), folder / "curves")
-    sections = ["# Report\n", _introduction(runs), _data(runs, folder), _training(runs), _scores(runs)]
-    sections += [_figures(run, folder) for run in runs]
-    path = folder / "report.md"
+    paths = [Path(folder) for folder in folders]
+    runs = find_runs(*paths)
+    common = paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.resolve() for path in paths]))
+    place = common if output is None else Path(output)
+    curves = [Curve(run.label, run.metrics) for run in runs]
+    save_figure(plot_curves(curves), place / "curves")
+    sections = ["# Report\n", _introduction(runs), _data(runs, place), _training(runs), _scores(runs)]
+    sections += [_figures(run, place) for run in runs]
+    path = place / "report.md"
     with whole_file(path) as handle:
         handle.write("\n".join(section for section in sections if section))
     return path
@@ -129,7 +124,7 @@ def _introduction(runs: Sequence[RunFiles]) -> str:
         attention = next(name for name, kind in ATTENTION.items() if isinstance(c.model.attention, kind))
         function = getattr(c.model.attention, "function", "")
         lines.append(
-            f"| {run.name} | {c.objective.kind} | {attention}{f' ({function})' if function else ''} | "
+            f"| {run.label} | {c.objective.kind} | {attention}{f' ({function})' if function else ''} | "
             f"{c.model.num_layers} x {c.model.embed_dim} | {c.batches.batch_size} x {c.batches.length} "
             f"({c.batches.form}) | {run.last_step} |"
         )
@@ -158,13 +153,38 @@ def _training(runs: Sequence[RunFiles]) -> str:
         "## Training\n",
         "![Perplexity and accuracy over steps](curves.png)\n",
         "Train is dashed (every counted token of the steps since the last point, eos included, with dropout if the "
-        "config has any), valid is solid (residues alone, no dropout).\n",
+        "config has any), validation is solid (residues alone, no dropout; the last point may be of more sequences).\n",
     ]
-    for run in runs:
-        rates = [r["tokens_per_second"] for r in run.metrics if r["kind"] == "train"][1:]
-        if rates:
-            lines.append(f"- {run.name}: {sorted(rates)[len(rates) // 2]:,.0f} tokens/s (median).")
+    lines += [f"- {run.label}: {'; '.join(_course(run))}." for run in runs]
     return "\n".join(lines) + "\n"
+
+
+def _course(run: RunFiles) -> list[str]:
+    """Return what there is to say about how a run went: speed, the best step, what was skipped or not exact."""
+    kinds: dict[str, list[dict]] = {"train": [], "valid": [], "skipped": [], "resume": []}
+    for row in run.metrics:
+        kinds.setdefault(row["kind"], []).append(row)
+    parts = [f"{run.last_step:,} steps"]
+    # The first line's time is mostly compilation.
+    rates = sorted(row["tokens_per_second"] for row in kinds["train"][1:] if row["tokens_per_second"] is not None)
+    if rates:
+        parts.append(f"{rates[len(rates) // 2]:,.0f} tokens/s (median)")
+    # The evaluation at the end may take more of valid than those before; only what was asked alike is compared.
+    alike = [row for row in kinds["valid"] if row["sequences"] == kinds["valid"][0]["sequences"] and row["loss"]]
+    if alike:
+        best = min(alike, key=lambda row: row["loss"])
+        kept = (run.folder / CHECKPOINTS / str(best["step"])).is_dir()
+        parts.append(
+            f"lowest loss on valid {best['loss']:.4f} at step {best['step']:,}"
+            + (f" (its checkpoint is kept: `--step {best['step']}`)" if kept else "")
+        )
+    if kinds["skipped"]:
+        steps = ", ".join(f"{row['step']:,}" for row in kinds["skipped"][:5])
+        more = " and others" if len(kinds["skipped"]) > 5 else ""
+        parts.append(f"{len(kinds['skipped'])} steps were not finite and were skipped ({steps}{more})")
+    for row in kinds["resume"]:
+        parts.append(f"resumed at step {row['step']:,}, not exactly: {', '.join(row['inexact'])}")
+    return parts
 
 
 def _scores(runs: Sequence[RunFiles]) -> str:
@@ -177,7 +197,7 @@ def _scores(runs: Sequence[RunFiles]) -> str:
     )  # fmt: skip
     body = [
         (
-            run.name, s["split"], s["model"] if s["model"] != run.name else f"**{run.name}**", s["tokens"],
+            run.label, s["split"], s["model"] if s["model"] != run.name else f"**{run.name}**", s["tokens"],
             _number(s["accuracy"], 100), _interval(s, "accuracy", 100), _number(s["perplexity"]),
             _interval(s, "perplexity"), _number(s["bits_per_residue"], digits=3), f"{s['num_tokens']:,}",
             f"{s['num_sequences']:,}",

@@ -1,51 +1,128 @@
-"""Which run a folder holds, and whether this config and dataset may go on with it."""
+"""Which run a folder holds, whether this config, dataset and machine may go on with it, and from where."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from proteinlm.checkpoint import CONFIG_FILE, read_run_files, write_run_files
+from proteinlm import sharding
+from proteinlm.checkpoint import CONFIG_FILE, Checkpoints, read_run_files, write_run_files
 from proteinlm.config import Config
+from proteinlm.data.batches import TrainBatches
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.errors import InputError
+from proteinlm.run_folder import LOCK_FILE, RunLock
+from proteinlm.trainer import Trainer
 
-# What may differ between a run and its resumption without changing a single loss.
-_FREE_FIELDS = ("eval_every", "eval_examples", "checkpoint_every", "keep_checkpoints", "log_every")
+# What may differ between a run and its resumption without changing a single loss. The mesh is compared as it came out,
+# in `sharding.describe`: -1 and 8 are the same on eight devices.
+_FREE_FIELDS = (
+    "eval_every", "eval_examples", "checkpoint_every", "keep_checkpoints", "keep_best", "log_every", "skip_bad_steps",
+    "mesh",
+)  # fmt: skip
 
 
-def claim_run(run: Path, config: Config, dataset: ProteinDataset) -> None:
-    """Make the run's folder, or refuse it when it holds another run."""
-    if (run / CONFIG_FILE).is_file():
-        saved, origin = read_run_files(run)
-        check_same(saved, config, str(run))
-        if origin["fingerprint"] != dataset.fingerprint:
-            raise InputError(
-                f"{run} was trained on another dataset ({origin['dataset']}); {dataset.path} holds other sequences or "
-                "another order. Name another folder, or the same dataset to resume."
-            )
-    elif run.exists() and any(run.iterdir()):
+def claim_run(run: Path, config: Config, dataset: ProteinDataset, lock: RunLock, *, inexact: bool = False) -> None:
+    """Make the run's folder and lock it, or refuse it when it is in use or holds another run.
+
+    Args:
+        run: the folder.
+        config: what shall be trained.
+        dataset: on what.
+        lock: of the folder.
+        inexact: take it although config or dataset are others; `first_state` then says so.
+    """
+    if not (run / CONFIG_FILE).is_file() and run.exists() and {path.name for path in run.iterdir()} - {LOCK_FILE}:
         raise InputError(f"{run} is not empty and is not the folder of a training run: name another one.")
     run.mkdir(parents=True, exist_ok=True)
+    lock.take()
+    if (run / CONFIG_FILE).is_file() and not inexact:
+        saved, origin = read_run_files(run)
+        found = differences(saved, config)
+        if origin["fingerprint"] != dataset.fingerprint:
+            found.append(
+                f"it was trained on another dataset ({origin['dataset']}); {dataset.path} holds other sequences or "
+                "another order"
+            )
+        _refuse(found, str(run))
     write_run_files(run, config, dataset.path, dataset.fingerprint)
 
 
-def check_same(saved: Config, config: Config, what: str) -> None:
-    """Refuse to resume with a config that would change a loss."""
+def first_state(
+    config: Config, run: Path, trainer: Trainer, checkpoints: Checkpoints, batches: TrainBatches, *, inexact: bool
+) -> tuple[dict[str, Any], int, list[str]]:
+    """Return where a run begins: its newest checkpoint, with the data moved to its position, or a new state.
+
+    Returns:
+        State, step, and what makes the run differ from one that never stopped: nothing, unless `inexact` allows it.
+
+    Raises:
+        InputError: it cannot go on exactly and need not (`inexact` False), or the arrays of the checkpoint have other
+            names or shapes than the config's.
+    """
+    steps = checkpoints.steps()
+    if not steps:
+        return trainer.init(), 0, []
+    start = steps[-1]
+    position = checkpoints.position(start)
+    found = differences(checkpoints.config(start), config)
+    devices = sharding.describe(trainer.mesh)
+    # Checkpoints from before devices were written down say nothing of them.
+    found += _differ(position.get("devices", devices), devices)
+    if position["plan"]["dataset"] != batches.get_state()["plan"]["dataset"]:
+        found.append("the dataset is another one, or in another order")
+    if not inexact:
+        _refuse(found, f"checkpoint {start} of {run}")
+    found += _move(batches, position)
+    return checkpoints.restore(start, trainer.abstract_state)[0], start, found
+
+
+def position_of(batches: TrainBatches, trainer: Trainer) -> dict[str, Any]:
+    """Return what a checkpoint says besides arrays: the position in the data, and on which devices it was written."""
+    return {
+        **batches.get_state(),
+        "batches_per_epoch": batches.batches_per_epoch,
+        "devices": sharding.describe(trainer.mesh),
+    }
+
+
+def _move(batches: TrainBatches, position: dict[str, Any]) -> list[str]:
+    """Move the data to a position; where that is one of other batches, as far into the same epoch, and say so."""
+    plan = batches.get_state()["plan"]
+    # A field that the position was saved without has the value that was meant then.
+    if all(position["plan"].get(name, value) == value for name, value in plan.items()):
+        batches.set_state({"step": position["step"], "plan": plan})
+        return []
+    there, here = position.get("batches_per_epoch", batches.batches_per_epoch), batches.batches_per_epoch
+    step = round(position["step"] * here / there)
+    batches.set_state({"step": step, "plan": plan})
+    return [
+        f"the data go on at batch {step % here} of {here} of epoch {step // here}, as far into it as batch "
+        f"{position['step'] % there} of {there} was; some proteins come twice in it and some not at all"
+    ]
+
+
+def differences(saved: Config, config: Config) -> list[str]:
+    """Return "FIELD is OLD there, NEW here" for each field that would change a loss."""
     free = (*_FREE_FIELDS, "num_steps") if config.optimizer.schedule == "constant" else _FREE_FIELDS
     there, here = (json.loads(c.to_json()) for c in (saved, config))
-    for name in free:
-        del there[name], here[name]
-    if here != there:
-        name, old, new = next(_differences(there, here))
+    for plain in (there, here):
+        for name in free:
+            del plain[name]
+        # Batches are the same whoever reads them.
+        del plain["batches"]["num_threads"]
+    return _differ(there, here)
+
+
+def _refuse(found: list[str], what: str) -> None:
+    if found:
         raise InputError(
-            f"{what} holds a run of another config: {name} is {old} there, {new} here. Name another folder, or train "
-            "with the same config to resume."
+            f"{what} cannot be resumed exactly: {'; '.join(found)}. Name another folder, or train with what it was "
+            "trained with; --allow-inexact-resume goes on all the same."
         )
 
 
-def _differences(old: Any, new: Any, path: str = ""):
+def _differ(old: Any, new: Any, path: str = "") -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
-        for name in sorted(set(old) | set(new)):
-            yield from _differences(old.get(name), new.get(name), f"{path}.{name}" if path else name)
-    elif old != new:
-        yield path, old, new
+        names = sorted(set(old) | set(new))
+        return [x for name in names for x in _differ(old.get(name), new.get(name), f"{path}.{name}" if path else name)]
+    return [] if old == new else [f"{path} is {old} there, {new} here"]

@@ -74,6 +74,16 @@ def make_mesh(config: MeshConfig | None = None, devices: Sequence[Any] | None = 
     return Mesh(np.asarray(found).reshape(sizes), AXES)
 
 
+def describe(mesh: Mesh) -> dict[str, Any]:
+    """Return in JSON's types what sums depend on in their last digits: the mesh, the kind of device, the processes."""
+    devices = list(mesh.devices.flat)
+    return {
+        "mesh": dict(mesh.shape),
+        "device": devices[0].device_kind,
+        "processes": len({device.process_index for device in devices}),
+    }
+
+
 def one_device() -> Mesh:
     """Return the mesh of this process's first device alone."""
     return make_mesh(devices=jax.local_devices()[:1])

@@ -5,29 +5,26 @@ pure function of (config.seed, step), so a run that died goes on to the same los
 """
 
 import contextlib
-import math
 import signal
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import jax
-import numpy as np
 
 from proteinlm import processes, sharding
 from proteinlm.checkpoint import Checkpoints
 from proteinlm.config import Config
 from proteinlm.data.batches import TrainBatches
 from proteinlm.data.dataset import ProteinDataset
-from proteinlm.errors import InputError, Interrupted
+from proteinlm.errors import Interrupted
 from proteinlm.evaluate import evaluate_split, make_evaluation_step
-from proteinlm.logs import MetricsLog, ProgressLine, console, progress_line
+from proteinlm.logs import MetricsLog, TextLog, progress_line
 from proteinlm.metrics import Sums
-from proteinlm.optimizer import learning_rate_schedule
-from proteinlm.resume import check_same, claim_run
+from proteinlm.profiling import Profile
+from proteinlm.randomness import redraws_until
+from proteinlm.resume import claim_run, first_state, position_of
+from proteinlm.run_folder import RunLock, environment, write_environment, write_readme
+from proteinlm.trackers import check_trackers, open_trackers
 from proteinlm.trainer import Trainer, count_parameters
+from proteinlm.window import Window
 
 
 @dataclass(frozen=True)
@@ -39,75 +36,115 @@ class TrainResult:
     valid: Sums | None
 
 
-def train(config: Config, dataset_path: str | Path, run: str | Path) -> TrainResult:
+def train(
+    config: Config,
+    dataset_path: str | Path,
+    run: str | Path,
+    *,
+    allow_inexact_resume: bool = False,
+    track: str = "",
+    profile: str = "",
+) -> TrainResult:
     """Train to `config.num_steps`, or go on where the run in this folder stopped.
 
     Args:
         config: the experiment.
         dataset_path: folder that `proteinlm ingest` wrote.
         run: folder of the run; made when missing, resumed when it holds this run.
+        allow_inexact_resume: go on too where config, dataset or devices are others than the run's, and say which.
+        track: "tensorboard", "wandb" or both, with a comma between them.
+        profile: steps to trace, as for `profiling.Profile`.
 
     Raises:
-        InputError: the folder holds a run of another config or dataset; the loss is no longer finite.
+        InputError: the folder is in use, or holds a run of another config or dataset; the loss is no longer finite.
         Interrupted: SIGTERM or Ctrl-C, after saving.
     """
     run = Path(run)
+    traced, trackers = Profile(profile), check_trackers(track)
     dataset = ProteinDataset.open(dataset_path)
     # A config that does not fit the devices says so here, before the folder is made.
     trainer = Trainer(config)
     share, shares = sharding.row_share(trainer.mesh)
+    first = processes.is_first()
     with contextlib.ExitStack() as stack:
-        stop = stack.enter_context(_stop_signals())
+        text = TextLog(run if first else None)
+        stop = stack.enter_context(_stop_signals(text))
         batches = TrainBatches(dataset, config.batches, process_index=share, process_count=shares)
         stack.callback(batches.close)
-        processes.first_alone(lambda: claim_run(run, config, dataset))
-        checkpoints = Checkpoints(run, keep=config.keep_checkpoints)
+        lock = RunLock(run)
+        stack.callback(lock.release)
+        processes.first_alone(lambda: claim_run(run, config, dataset, lock, inexact=allow_inexact_resume))
+        stack.enter_context(text)
+        checkpoints = Checkpoints(run, keep=config.keep_checkpoints, keep_best=config.keep_best)
         stack.callback(checkpoints.close)
-        state, start = _first_state(config, run, trainer, checkpoints, batches)
-        log = MetricsLog(run, start, silent=not processes.is_first())
+        state, start, inexact = first_state(config, run, trainer, checkpoints, batches, inexact=allow_inexact_resume)
+        traced.plan(run, start, config.num_steps)
+        if first:
+            _describe_start(config, dataset, run, start, inexact, text, sharding.describe(trainer.mesh))
+        log = MetricsLog(
+            run, start, silent=not first, trackers=open_trackers(trackers, run, start, config) if first else ()
+        )
         stack.callback(log.close)
-        line = stack.enter_context(progress_line(config.num_steps, start, run.resolve().name))
+        if inexact:
+            log.write("resume", start, inexact=inexact)
+        line = stack.enter_context(progress_line(config.num_steps, start, run.resolve().name, text))
         evaluation_step = make_evaluation_step(config, trainer.graph, trainer.mesh)
-        window = _Window(config, log, line, checkpoints)
+        window = Window(config, log, line, checkpoints)
         vote = processes.Vote(trainer.mesh)
+        stack.callback(traced.stop)
+        # Batches and steps go together, unless a resume was not exact.
+        ahead = batches.get_state()["step"] - start
         valid = None
         for step in range(start, config.num_steps):
-            if config.redraw_every and step and step % config.redraw_every == 0:
+            done = step + 1
+            if first and traced.starts(done):
+                window.settle()
+                traced.start()
+            if _redraws(config, step) > _redraws(config, step - 1):
                 state = trainer.redraw(state)
             state, metrics = trainer.step(state, sharding.place_batch(next(batches), trainer.mesh))
             # The device works on this step while the numbers of the one before come back.
             window.settle()
-            window.in_flight = (step + 1, metrics)
-            done = step + 1
+            window.in_flight = (done, step + ahead, metrics)
             last = done == config.num_steps
             # A signal may come to one process alone; all leave at the same step.
             leave = vote.of(stop.requested)
+            if first and traced.ends(done):
+                window.settle()
+                traced.stop()
+            comparable = None
             if last or (config.eval_every and done % config.eval_every == 0 and not leave):
                 window.settle()
                 valid = _evaluate(config, dataset, evaluation_step, state, done, log, whole=last)
+                if valid is not None and not (last and config.eval_examples):
+                    comparable = valid.loss
                 window.restart()
-            if last or leave or done % config.checkpoint_every == 0:
+            is_best = comparable is not None and checkpoints.is_among_best(comparable)
+            if last or leave or is_best or done % config.checkpoint_every == 0:
                 window.settle()
-                checkpoints.save(done, state, batches.get_state(), config)
+                checkpoints.save(done, state, position_of(batches, trainer), config, comparable)
             if leave and not last:
                 raise Interrupted(done, leave)
         return TrainResult(config.num_steps, count_parameters(state["model"]), valid)
 
 
-def _first_state(
-    config: Config, run: Path, trainer: Trainer, checkpoints: Checkpoints, batches: TrainBatches
-) -> tuple[dict[str, Any], int]:
-    """Return the newest checkpoint's state and step, the data moved to its position; or a new state and 0."""
-    steps = checkpoints.steps()
-    if not steps:
-        return trainer.init(), 0
-    start = steps[-1]
-    check_same(checkpoints.config(start), config, f"checkpoint {start} of {run}")
-    state, position = checkpoints.restore(start, trainer.abstract_state)
-    batches.set_state(position)
-    finished = start >= config.num_steps
-    console.print(f"{run} is finished, at step {start}" if finished else f"resuming {run} at step {start}")
-    return state, start
+def _redraws(config: Config, step: int) -> int:
+    return redraws_until(step, config.redraw_every, config.redraw_growth)
+
+
+def _describe_start(
+    config: Config, dataset: ProteinDataset, run: Path, start: int, inexact: list[str], text: TextLog, devices: dict
+) -> None:
+    """Say where the run begins, and write what its folder says of itself."""
+    if start >= config.num_steps:
+        text.say(f"{run} is finished, at step {start}")
+        return
+    text.say(f"resuming {run} at step {start}" if start else f"training {run} from the beginning")
+    for difference in inexact:
+        text.say(f"not exact: {difference}")
+    for change in write_environment(run, start, environment(devices)):
+        text.say(f"{change} since this run was last started: losses may differ in their last digits")
+    write_readme(run, dataset.path)
 
 
 def _evaluate(config, dataset, evaluation_step, state, done, log, *, whole: bool) -> Sums | None:
@@ -130,86 +167,13 @@ def _evaluate(config, dataset, evaluation_step, state, done, log, *, whole: bool
     return sums
 
 
-class _Window:
-    """Sums over the steps since the last line of the log.
-
-    Attributes:
-        in_flight: the step that the device works on, and its metrics to come.
-    """
-
-    def __init__(self, config: Config, log: MetricsLog, line: ProgressLine, checkpoints: Checkpoints):
-        self._config, self._log, self._line, self._checkpoints = config, log, line, checkpoints
-        self._schedule: Callable[[int], Any] = learning_rate_schedule(config.optimizer, config.num_steps)
-        self.in_flight: tuple[int, dict] | None = None
-        self._steps, self._sums, self._tokens = 0, Sums(), 0
-        self._rate = math.nan
-        self._time, self._tokens_timed = math.nan, 0
-
-    def restart(self) -> None:
-        """Begin to measure time anew, after an evaluation."""
-        self._time, self._tokens_timed = time.monotonic(), 0
-
-    def settle(self) -> None:
-        """Fetch the metrics of the step in flight; numbers that are not finite end the run before any save."""
-        if self.in_flight is None:
-            return
-        (step, metrics), self.in_flight = self.in_flight, None
-        values = jax.device_get(metrics)
-        checked = ("loss", "gradient_norm", "parameter_norm")
-        if not all(math.isfinite(float(values[name])) for name in checked):
-            raise InputError(_not_finite(step, values, self._config, self._checkpoints.steps()))
-        self._steps += 1
-        self._sums += Sums(float(values["nll"]), float(values["correct"]), float(values["count"]))
-        self._tokens += int(values["tokens"])
-        self._tokens_timed += int(values["tokens"])
-        if math.isnan(self._time):
-            # The first step of a run is mostly compilation: time begins after it.
-            self.restart()
-        due = step % self._config.log_every == 0 or step == self._config.num_steps
-        if due and self._tokens_timed:
-            self._rate = self._tokens_timed / max(time.monotonic() - self._time, 1e-9)
-        self._line.update(step, self._sums.loss, self._sums.accuracy, self._rate)
-        if due:
-            self._write(step, values)
-
-    def _write(self, step: int, values: dict[str, np.ndarray]) -> None:
-        self._log.write(
-            "train",
-            step,
-            loss=self._sums.loss,
-            accuracy=self._sums.accuracy,
-            perplexity=self._sums.perplexity,
-            counted="residues+eos" if self._config.causal else "selected residues",
-            counted_tokens=int(self._sums.count),
-            tokens=self._tokens,
-            steps=self._steps,
-            learning_rate=float(self._schedule(step - 1)),
-            gradient_norm=float(values["gradient_norm"]),
-            parameter_norm=float(values["parameter_norm"]),
-            tokens_per_second=self._rate,
-        )
-        self._steps, self._sums, self._tokens = 0, Sums(), 0
-        self.restart()
-
-
-def _not_finite(step: int, values: dict[str, Any], config: Config, steps: list[int]) -> str:
-    good = f"the last good checkpoint is of step {steps[-1]}" if steps else "there is no checkpoint before it"
-    clip = f"a lower optimizer.clip (now {config.optimizer.clip:g})" if config.optimizer.clip else "optimizer.clip 0.5"
-    return (
-        f"step {step} is not finite: loss {float(values['loss']):g}, gradient norm {float(values['gradient_norm']):g}, "
-        f"norm of the updated parameters {float(values['parameter_norm']):g}; {good}. Try a lower "
-        f"optimizer.learning_rate (now {config.optimizer.learning_rate:g}), a longer optimizer.warmup_steps (now "
-        f"{config.optimizer.warmup_steps}), {clip}, or model.dtype float32, in a new run folder."
-    )
-
-
 @dataclass
 class _Stop:
     requested: int = 0
 
 
 @contextlib.contextmanager
-def _stop_signals():
+def _stop_signals(text: TextLog):
     """Turn the first SIGTERM or Ctrl-C into a request to save and leave; a second one acts as usual."""
     stop = _Stop()
     before = {}
@@ -218,7 +182,7 @@ def _stop_signals():
         stop.requested = number
         for each, handler in before.items():
             signal.signal(each, handler)
-        console.print("saving, then leaving; once more to leave at once")
+        text.say("saving, then leaving; once more to leave at once")
 
     # Signals can be handled in the main thread alone; elsewhere (a notebook's worker) they stay as they are.
     with contextlib.suppress(ValueError):

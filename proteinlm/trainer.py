@@ -11,9 +11,10 @@ from jax.sharding import Mesh
 
 from proteinlm import sharding
 from proteinlm.config import Config
+from proteinlm.data.batches import batch_arrays
 from proteinlm.models.transformer import ProteinLM
 from proteinlm.objective import Example, TokenSums, make_example, mean_loss, token_sums
-from proteinlm.optimizer import make_optimizer
+from proteinlm.optimizer import at_step, make_optimizer
 from proteinlm.randomness import random_key
 
 
@@ -54,11 +55,8 @@ class Trainer:
 
     def abstract_batch(self, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Return shapes, dtypes and placement of a batch of all processes together."""
-        split = sharding.batch_sharding(self.mesh)
-        return {
-            "tokens": jax.ShapeDtypeStruct((rows, length), jnp.uint8, sharding=split),
-            "keys": jax.ShapeDtypeStruct((rows, 2), jnp.uint32, sharding=split),
-        }
+        split, arrays = sharding.batch_sharding(self.mesh), batch_arrays(self.config.batches, rows, length)
+        return {name: jax.ShapeDtypeStruct(*array, sharding=split) for name, array in arrays.items()}
 
     def _make_model(self) -> ProteinLM:
         return ProteinLM(self.config.model, causal=self.config.causal, key=random_key(self.config.seed, "parameters"))
@@ -70,22 +68,37 @@ class Trainer:
 
     def _example(self, batch: dict[str, jax.Array], step: jax.Array) -> Example:
         key = random_key(self.config.seed, "masks")
-        return make_example(batch["tokens"], batch["keys"], self.config.objective, key, step)
+        return make_example(batch["tokens"], batch["keys"], self.config.objective, key, step, batch.get("segments"))
 
     def _step(self, state: dict[str, Any], batch: dict[str, jax.Array]) -> tuple[dict[str, Any], dict[str, jax.Array]]:
-        """One optimizer step: (state, batch) -> (state, sums over the batch's counted tokens)."""
+        """One optimizer step: (state, batch) -> (state, sums over the batch's counted tokens).
+
+        Where loss or gradient is not finite, parameters and the optimizer's moments stay as they were. That is decided
+        before the update, so that it is still made in place, and always compiled, so that `skip_bad_steps` may change
+        when a run is resumed.
+        """
         example = self._example(batch, state["step"])
         dropout_key = random_key(self.config.seed, "dropout", state["step"])
         parameters, others = nnx.split_state(state["model"], nnx.Param, ...)
-        sums, gradient = self._gradient(parameters, others, example, dropout_key)
-        updates, optimizer = self.optimizer.update(gradient, state["optimizer"], parameters)
-        parameters: Any = optax.apply_updates(parameters, updates)
+        sums, gradient = self._gradient(parameters, others, example, batch.get("segments"), dropout_key)
+        loss, norm = mean_loss(sums), optax.tree.norm(gradient)
+        good = jnp.isfinite(loss) & jnp.isfinite(norm)
+
+        def update(parameters: Any, optimizer: Any) -> tuple[Any, Any]:
+            updates, optimizer = self.optimizer.update(gradient, optimizer, parameters)
+            return optax.apply_updates(parameters, updates), optimizer
+
+        def keep(parameters: Any, optimizer: Any) -> tuple[Any, Any]:
+            return parameters, optimizer
+
+        parameters, optimizer = jax.lax.cond(good, update, keep, parameters, state["optimizer"])
+        optimizer = at_step(optimizer, state["step"] + 1)
         metrics = {
-            "loss": mean_loss(sums),
+            "loss": loss,
             "nll": sums.nll,
             "correct": sums.correct,
             "count": sums.count,
-            "gradient_norm": optax.tree.norm(gradient),
+            "gradient_norm": norm,
             "parameter_norm": optax.tree.norm(parameters),
             "tokens": (batch["tokens"] != 0).sum(),
         }
@@ -93,14 +106,16 @@ class Trainer:
         return state, metrics
 
     def _gradient(
-        self, parameters: Any, others: Any, example: Example, dropout_key: jax.Array
+        self, parameters: Any, others: Any, example: Example, segments: jax.Array | None, dropout_key: jax.Array
     ) -> tuple[TokenSums, Any]:
         """Return sums over the batch and the gradient of its mean loss, computed in `config.accumulate` parts."""
         count = jnp.maximum(example.weights.sum(), 1.0)
 
-        def loss_of(parameters: Any, part: Example, key: jax.Array) -> tuple[jax.Array, TokenSums]:
+        def loss_of(
+            parameters: Any, part: Example, segments: jax.Array | None, key: jax.Array
+        ) -> tuple[jax.Array, TokenSums]:
             model = nnx.merge(self.graph, self.layout.tables(parameters), others)
-            logits = model(part.inputs, dropout_key=key, layout=self.layout)
+            logits = model(part.inputs, segments=segments, dropout_key=key, layout=self.layout)
             sums = jax.tree.map(jnp.sum, token_sums(logits, part.targets, part.weights))
             # Of the whole batch's tokens, so that parts add up to its mean.
             return sums.nll / count, sums
@@ -108,17 +123,17 @@ class Trainer:
         gradient_of = jax.value_and_grad(loss_of, has_aux=True)
         parts = self.config.accumulate
         if parts == 1:
-            (_, sums), gradient = gradient_of(parameters, example, dropout_key)
+            (_, sums), gradient = gradient_of(parameters, example, segments, dropout_key)
             return sums, gradient
 
-        def add(so_far: Any, inputs: tuple[Example, jax.Array]) -> tuple[Any, None]:
+        def add(so_far: Any, inputs: tuple[Example, jax.Array | None, jax.Array]) -> tuple[Any, None]:
             (_, sums), gradient = gradient_of(parameters, *inputs)
             return jax.tree.map(jnp.add, so_far, (sums, gradient)), None
 
         # Every parts-th row is a part, so that each device has its share of each without a move.
-        example = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), example)
+        rows = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), (example, segments))
         nothing = (TokenSums(*jnp.zeros(3)), jax.tree.map(jnp.zeros_like, parameters))
-        return jax.lax.scan(add, nothing, (example, jax.random.split(dropout_key, parts)))[0]
+        return jax.lax.scan(add, nothing, (*rows, jax.random.split(dropout_key, parts)))[0]
 
     def _redraw(self, state: dict[str, Any]) -> dict[str, Any]:
         """Draw new random features: a pure function of (config.seed, step)."""

@@ -104,7 +104,7 @@ def make_dataset(tmp_path_factory):
         chosen = []
         for name, letters, _ in sample_records():
             is_train = split_of(digest(letters.encode()), (), SplitsConfig(**splits)) == "train"
-            size = 1 if form == "single" else len(letters) + 1
+            size = {"single": 1, "concat": len(letters) + 1, "isolated": min(len(letters) + 1, length)}[form]
             a_batch = batch_size * (1 if form == "single" else length)
             # What goes beyond the last full batch stays below one more.
             if is_train and train < batches * a_batch and train + size < (batches + 1) * a_batch:

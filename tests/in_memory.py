@@ -75,4 +75,5 @@ def contents(batches) -> Counter:
 
 SINGLE = BatchesConfig(length=32, batch_size=4, buckets=(8, 16, 32), seed=3)
 CONCAT = BatchesConfig(form="concat", length=16, batch_size=4, seed=3)
-BOTH = pytest.mark.parametrize("config", [SINGLE, CONCAT], ids=["single", "concat"])
+ISOLATED = BatchesConfig(form="isolated", length=64, batch_size=4, seed=3)
+FORMS = pytest.mark.parametrize("config", [SINGLE, CONCAT, ISOLATED], ids=["single", "concat", "isolated"])

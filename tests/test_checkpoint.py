@@ -2,6 +2,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,33 @@ def test_a_tree_comes_back_bit_for_bit_with_its_data_position(tmp_path):
     part = checkpoints.restore_model(2, jax.eval_shape(tree)["model"])
     np.testing.assert_array_equal(part["a"], np.full((2, 3), np.float32(2 / 3)))
     assert checkpoints.config(3) == Config()
+
+
+def test_the_last_and_the_best_stay_each_from_a_copy_of_its_state(tmp_path):
+    """Written in the background while the state that was saved is given away to the next step."""
+    checkpoints = Checkpoints(tmp_path, keep=1, keep_best=2)
+    step = jax.jit(lambda x: x + 1, donate_argnums=0)
+    a = jnp.zeros((500, 500))
+    kept = []
+    for number, loss in enumerate((3.0, 1.0, float("nan"), 2.0, 2.5, None), 1):
+        a = step(a)
+        if loss is not None:
+            kept.append(checkpoints.is_among_best(loss))
+        checkpoints.save(number, {"model": {"a": a}, "step": jnp.asarray(number)}, {}, Config(), loss)
+        for _ in range(20):
+            a = step(a)
+    assert kept == [True, True, False, True, False]
+    assert (checkpoints.steps(), checkpoints.best()) == ([2, 4, 6], 2)
+    template = jax.eval_shape(lambda: {"model": {"a": a}, "step": jnp.asarray(0)})
+    for number in (2, 4, 6):
+        state, _ = checkpoints.restore(number, template)
+        np.testing.assert_array_equal(state["model"]["a"], np.full((500, 500), 21 * number - 20, np.float32))
+    checkpoints.close()
+    # What is best is known again.
+    again = Checkpoints(tmp_path, keep=1, keep_best=2)
+    assert [again.is_among_best(loss) for loss in (1.5, 2.0)] == [True, False]
+    again.close()
+    assert not Checkpoints(tmp_path, keep=1).is_among_best(0.0)
 
 
 def test_another_shape_name_or_dtype_is_refused(tmp_path):
@@ -101,7 +129,7 @@ def test_bad_runs_are_named(tiny_runs, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="needs root to mount a small file system")
-def test_a_full_disk_is_one_sentence_and_keeps_what_was_whole(tmp_path):
+def test_a_full_disk_is_one_sentence_and_keeps_what_was_whole(tmp_path, caplog):
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", tmp_path], check=False).returncode:
         pytest.skip("this machine does not let root mount a tmpfs")
     try:
@@ -111,10 +139,14 @@ def test_a_full_disk_is_one_sentence_and_keeps_what_was_whole(tmp_path):
         def fill():
             for step in range(1, 5):
                 checkpoints.save(step, large, {}, Config())
+                # So that it fails while nobody waits for it.
+                time.sleep(0.3)
 
         with pytest.raises(InputError, match="the disk is full: checkpoint of step [234] .* is of step [123]"):
             fill()
         assert 1 in Checkpoints(tmp_path, read_only=True).steps()
+        assert checkpoints.steps()[0] == 1
+        assert [record for record in caplog.records if record.levelname == "ERROR"] == []
     finally:
         subprocess.run(["umount", "-l", tmp_path], check=True)
 

@@ -5,6 +5,7 @@ import pytest
 
 from proteinlm import config as config_module
 from proteinlm.config import (
+    BatchesConfig,
     Config,
     FavorConfig,
     GeneralizedConfig,
@@ -13,6 +14,7 @@ from proteinlm.config import (
     ObjectiveConfig,
     OptimizerConfig,
     PolynomialConfig,
+    SoftmaxConfig,
     load_config,
     named_configs,
 )
@@ -117,6 +119,21 @@ def test_a_causal_objective_needs_a_mechanism_with_a_causal_form():
     with pytest.raises(InputError, match=r'objective.kind is "causal", but linformer attention has no causal form: '):
         Config(model=model)
     assert not Config(model=model, objective=ObjectiveConfig(kind="masked")).causal
+
+
+def test_isolated_rows_need_a_mechanism_that_takes_segments():
+    isolated = BatchesConfig(form="isolated")
+    assert Config(batches=isolated).batches.form == "isolated"
+    for attention, words in (
+        (
+            LinformerConfig(),
+            "linformer attention takes no segments: every protein would need .* take batches.form single",
+        ),
+        (SoftmaxConfig(implementation="cudnn"), "softmax attention takes no segments: .* auto or blocks"),
+    ):
+        model = dataclasses.replace(Config().model, attention=attention)
+        with pytest.raises(InputError, match=f'batches.form is "isolated", but {words}'):
+            Config(model=model, objective=ObjectiveConfig(kind="masked"), batches=isolated)
 
 
 def test_configs_saved_before_a_field_existed_mean_its_default():

@@ -59,6 +59,21 @@ def test_batches_change_no_number(tiny_runs, kind):
     np.testing.assert_allclose(one.residues.nll[a], two.residues.nll[b], rtol=1e-5)
 
 
+def test_packing_changes_no_number(tiny_runs):
+    """Isolated rows: each sequence's sums are those of its own, however it is packed, and its masks too."""
+    run = load_run(tiny_runs["masked"])
+    _, one = result_of(run, "test")
+    _, two = result_of(run, "test", form="isolated", length=128, batch_size=3, buckets=())
+    a, b = np.argsort(one.rows), np.argsort(two.rows)
+    np.testing.assert_array_equal(one.rows[a], two.rows[b])
+    np.testing.assert_array_equal(one.residue_counts[a], two.residue_counts[b])
+    for name in ("residues", "all_tokens"):
+        alone, packed = getattr(one, name), getattr(two, name)
+        np.testing.assert_array_equal(alone.count[a], packed.count[b])
+        np.testing.assert_allclose(alone.nll[a], packed.nll[b], rtol=1e-5)
+        np.testing.assert_allclose(alone.correct[a], packed.correct[b])
+
+
 def test_baselines_are_scored_on_the_very_same_tokens(tiny_runs):
     run = load_run(tiny_runs["masked"])
     dataset, result = result_of(run, "test")

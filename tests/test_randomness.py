@@ -1,8 +1,10 @@
+import itertools
+
 import jax
 import numpy as np
 import pytest
 
-from proteinlm.randomness import random_key
+from proteinlm.randomness import random_key, redraws_until
 
 
 def bits(*arguments):
@@ -26,3 +28,21 @@ def test_a_key_is_a_pure_function_of_seed_purpose_and_step():
 def test_an_unknown_purpose_is_an_error():
     with pytest.raises(KeyError):
         random_key(0, "luck")
+
+
+@pytest.mark.parametrize(("every", "growth"), [(0, 1.0), (5, 1.0), (7, 1.5), (100, 2.0), (3, 1.01), (1, 1.0000001)])
+def test_redraws_by_step(every, growth):
+    """Beside a count that walks from one redraw to the next."""
+    places = []
+    if every:
+        total = 0.0
+        while total < 2000:
+            total += every * growth ** len(places)
+            places.append(total)
+    found = [redraws_until(step, every, growth) for step in range(2000)]
+    # The walk adds up small errors, which matter at a half alone.
+    expected = [sum(round(place - 1e-9) <= step for place in places) for step in range(2000)]
+    assert sum(a != b for a, b in zip(found, expected, strict=True)) <= 2
+    assert all(b - a in (0, 1) for a, b in itertools.pairwise(found))
+    assert redraws_until(0, every, growth) == 0
+    assert redraws_until(-1, every, growth) == 0

@@ -6,7 +6,7 @@ import pytest
 from proteinlm.config import Config
 from proteinlm.errors import InputError
 from proteinlm.evaluate import evaluate_command
-from proteinlm.report import RunFiles, find_runs, markdown_table, plot_curves, what_the_scores_say, write_report
+from proteinlm.report import RunFiles, find_runs, markdown_table, what_the_scores_say, write_report
 
 
 def scores(test, ood, half_width=0.1, baselines=(18.0, 18.0)):
@@ -52,16 +52,29 @@ def test_a_page_with_everything(tiny_runs):
     assert [run.name for run in find_runs(folder / "masked")] == ["masked"]
 
 
-def test_curves_show_train_dashed_and_valid_solid(tiny_runs):
-    figure = plot_curves(find_runs(tiny_runs["causal"]))
-    for axes in figure.axes:
-        train, valid = axes.get_lines()
-        assert (train.get_linestyle(), valid.get_linestyle()) == ("--", "-")
-        assert train.get_color() == valid.get_color()
-        assert axes.get_xlabel() == "Optimizer step"
-    rows = [json.loads(line) for line in (tiny_runs["causal"] / "metrics.jsonl").read_text().splitlines()]
-    expected = [r["perplexity"] for r in rows if r["kind"] == "valid"]
-    assert list(figure.axes[0].get_lines()[1].get_ydata()) == expected
+def test_several_runs_in_one_figure_and_how_each_went(tmp_path, tiny_runs):
+    """Runs of the same name from two folders; one of them with a bad step and a start that was not exact."""
+    other = tmp_path / "other" / "causal"
+    shutil.copytree(tiny_runs["causal"], other)
+    with open(other / "metrics.jsonl", "a") as handle:
+        handle.write('{"kind": "skipped", "step": 3, "batch": 7, "loss": null}\n')
+        handle.write('{"kind": "resume", "step": 2, "inexact": ["batches.batch_size is 4 there, 8 here"]}\n')
+    page = write_report(tiny_runs["causal"], tiny_runs["masked"], other, tiny_runs["masked"], output=tmp_path / "page")
+    assert page == tmp_path / "page" / "report.md"
+    text = page.read_text()
+    assert [run.label for run in find_runs(tiny_runs["causal"], tiny_runs["masked"], other)] == [
+        f"{tiny_runs['causal'].parent.name}/causal", "masked", "other/causal",
+    ]  # fmt: skip
+    assert "other/causal: 4 steps; " in text
+    assert "1 steps were not finite and were skipped (3)" in text
+    assert "resumed at step 2, not exactly: batches.batch_size is 4 there, 8 here" in text
+    rows = [json.loads(line) for line in (tiny_runs["masked"] / "metrics.jsonl").read_text().splitlines()]
+    sampled = next(row for row in rows if row["kind"] == "valid")
+    assert "masked: 4 steps; " in text
+    assert f"lowest loss on valid {sampled['loss']:.4f} at step 2 (its checkpoint is kept: `--step 2`)" in text
+    assert (tmp_path / "page" / "curves.png").stat().st_size > 10_000
+    # Without a place of its own the page lies where all its runs do.
+    assert write_report(tiny_runs["causal"], tiny_runs["masked"]).parent == tiny_runs["causal"].parent.resolve()
 
 
 def test_one_ood_sequence_has_no_interval_and_no_crash(tmp_path, tiny_runs):

@@ -30,9 +30,9 @@ def test_configs_import_the_config_alone(path):
 # Phases of the ingest have no meaning alone; their tests run through it.
 TESTED_ELSEWHERE = {
     f"data/{name}.py": "data/test_ingest.py"
-    for name in ("ingest_config", "intake", "local_engine", "stages", "processes", "workplace", "summary")
+    for name in ("ingest_config", "intake", "local_engine", "stages", "processes", "summary")
 } | {
-    "resume.py": "test_train.py",
+    "window.py": "test_resume.py",
     "data/decisions.py": "data/test_split_identity.py",
     "data/pfam_counts.py": "data/test_pfam_join.py",
     "data/beam_steps.py": "data/test_ingest_beam.py",

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from in_memory import dataset
 
 from proteinlm.checkpoint import Checkpoints, load_run
 from proteinlm.config import (
@@ -26,6 +27,7 @@ from proteinlm.config import (
     ObjectiveConfig,
     OptimizerConfig,
 )
+from proteinlm.data.batches import evaluation_batches
 from proteinlm.errors import InputError
 from proteinlm.logs import read_metrics
 from proteinlm.train import Interrupted, train
@@ -52,7 +54,7 @@ def config(kind="causal", form="single", **fields):
         batches=BatchesConfig(form=form, length=48, batch_size=BATCH, buckets=(24, 48) if form == "single" else ()),
         **{
             "num_steps": 20, "eval_every": 8, "eval_examples": 4, "checkpoint_every": 10, "log_every": 1,
-            "redraw_every": 4, **fields,
+            "redraw_every": 4, "keep_best": 0, **fields,
         },
     )  # fmt: skip
 
@@ -68,12 +70,14 @@ def same_state(a, b):
 
 # Trains in a process of its own and kills it, without warning, in the middle of step 13.
 KILLED = """
-    import os, signal, sys
+    import os, signal, sys, time
     from proteinlm import train as module
     from proteinlm.config import Config
     write = module.MetricsLog.write
     def write_or_die(self, kind, step, **values):
         if step == 13:
+            while not os.path.isdir(sys.argv[3] + "/checkpoints/10"):
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         write(self, kind, step, **values)
     module.MetricsLog.write = write_or_die
@@ -83,9 +87,15 @@ KILLED = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "form"), [("causal", "single"), ("masked", "single"), ("causal", "concat"), ("masked", "concat")]
+    ("kind", "form", "where"),
+    [
+        (kind, form, where)
+        for where in ("middle of an epoch", "end of an epoch")
+        for form in ("single", "concat")
+        for kind in ("causal", "masked")
+    ]
+    + [("causal", "isolated", "middle of an epoch")],
 )
-@pytest.mark.parametrize("where", ["middle of an epoch", "end of an epoch"])
 def test_killed_and_resumed_equals_never_stopped(tmp_path, make_dataset, kind, form, where):
     # At step 10 the checkpoint stands at the end of an epoch of 10 batches, or inside one of 7 or so.
     dataset = make_dataset(form=form, batches=10 if where == "end of an epoch" else 7, batch_size=BATCH, length=48)
@@ -100,7 +110,9 @@ def test_killed_and_resumed_equals_never_stopped(tmp_path, make_dataset, kind, f
     )  # fmt: skip
     assert died.returncode == -signal.SIGKILL, died.stderr
     assert Checkpoints(tmp_path / "killed", read_only=True).steps() == [10]
-    train(experiment, dataset, tmp_path / "killed")
+    # With no thread that reads ahead, or more of them.
+    threads = dataclasses.replace(experiment.batches, num_threads=0 if kind == "causal" else 5)
+    train(dataclasses.replace(experiment, batches=threads), dataset, tmp_path / "killed")
 
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
     assert sorted(losses(tmp_path / "whole")) == list(range(1, 21))
@@ -109,6 +121,27 @@ def test_killed_and_resumed_equals_never_stopped(tmp_path, make_dataset, kind, f
     assert valid[0] == valid[1]
     assert [step for step, _ in valid[0]] == [8, 16, 20]
     same_state(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_a_step_on_isolated_rows_is_the_step_on_single_ones():
+    """Loss and gradient: a batch's are the mean over its tokens, packed or not."""
+    experiment = config()
+    model = dataclasses.replace(experiment.model, dropout=0.0, num_layers=1)
+    trainer = Trainer(dataclasses.replace(experiment, model=model))
+    state, found = trainer.init(), []
+    for form, rows in (("single", 10), ("isolated", 6)):
+        shape = BatchesConfig(form, length=48, batch_size=rows)
+        (batch,) = evaluation_batches(dataset(10, longest=40), shape, "train")
+        batch.pop("rows")
+        found.append(trainer.step(jax.tree.map(jax.numpy.copy, state), batch))
+    (alone, of_alone), (packed, of_packed) = found
+    for name in ("count", "correct", "tokens"):
+        assert of_packed[name] == of_alone[name]
+    for name in ("loss", "nll", "gradient_norm"):
+        np.testing.assert_allclose(of_packed[name], of_alone[name], rtol=1e-5)
+    # Adam divides by the gradient's size, so parameters show its rounding in full: its moments are the gradient.
+    for a, b in zip(*(jax.tree.leaves(state["optimizer"]) for state in (alone, packed)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(a).max())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -197,7 +230,7 @@ def test_what_is_not_finite_stops_before_it_is_saved(tmp_path, make_dataset, mon
 def test_parameters_that_blow_up_are_never_called_good(tmp_path, make_dataset):
     dataset = make_dataset(form="single", batches=7, batch_size=BATCH, length=48)
     wild = dataclasses.replace(config(checkpoint_every=1), optimizer=OptimizerConfig(learning_rate=1e30))
-    with pytest.raises(InputError, match="step 1 is not finite: .* there is no checkpoint before it"):
+    with pytest.raises(InputError, match=r"step 1 \(batch 0\) is not finite: .* there is no checkpoint before it"):
         train(wild, dataset, tmp_path / "run")
     assert Checkpoints(tmp_path / "run", read_only=True).steps() == []
 

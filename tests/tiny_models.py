@@ -55,13 +55,13 @@ def loud(model):
     return nnx.merge(graph, params, rest)
 
 
-def logits(model, tokens, dropout_key=None):
-    return _logits(*nnx.split(model), tokens, dropout_key)
+def logits(model, tokens, dropout_key=None, segments=None):
+    return _logits(*nnx.split(model), tokens, dropout_key, segments)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _logits(graph, state, tokens, dropout_key):
-    return nnx.merge(graph, state)(tokens, dropout_key=dropout_key)
+def _logits(graph, state, tokens, dropout_key, segments):
+    return nnx.merge(graph, state)(tokens, segments=segments, dropout_key=dropout_key)
 
 
 def some_tokens(*shape, seed=1):

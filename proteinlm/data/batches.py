@@ -1,4 +1,4 @@
-"""Token batches from a dataset: single sequences or concatenated windows, for training and for evaluation.
+"""Token batches from a dataset: single sequences, concatenated windows or isolated rows, for training and evaluation.
 
 Everything rests on a plan (plans.py). The lengths of a split are known (four bytes a sequence), so which
 examples make up batch number `step` is a pure function of (dataset, config, step), for all processes
@@ -11,14 +11,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from proteinlm.data.plans import Batch, Plan, Proteins, Singles, Windows
+from proteinlm.data.plans import Batch, Isolated, Plan, Proteins, Singles, Windows
 from proteinlm.errors import InputError
 
-__all__ = ["Batch", "BatchesConfig", "Proteins", "TrainBatches", "batch_shapes", "evaluation_batches"]
+__all__ = ["Batch", "BatchesConfig", "Proteins", "TrainBatches", "batch_arrays", "batch_shapes", "evaluation_batches"]
+
+Form = Literal["single", "concat", "isolated"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class BatchesConfig:
 
     Attributes:
         form: "single" (a row is one sequence, clipped to `length`) or "concat" (a row is a window of `length`
-            tokens of all sequences one after another, <eos> after each).
+            tokens of all sequences one after another, <eos> after each) or "isolated" (a row is `length` tokens
+            filled with whole sequences, each clipped as in single, none of which sees another).
         length: L, tokens of the longest row. A sequence of n residues is n residues and <eos> if n < L, else
             its first L residues and no <eos>.
         batch_size: B, rows of all processes together.
@@ -37,7 +40,7 @@ class BatchesConfig:
         num_threads: threads that read ahead in each process; 0 reads when asked.
     """
 
-    form: Literal["single", "concat"] = "single"
+    form: Form = "single"
     length: int = 1024
     batch_size: int = 8
     buckets: tuple[int, ...] = ()
@@ -45,14 +48,14 @@ class BatchesConfig:
     num_threads: int = 2
 
     def __post_init__(self):
-        if self.form not in ("single", "concat"):
-            raise InputError(f"batches.form is {self.form!r}; it must be 'single' or 'concat'.")
+        if self.form not in get_args(Form):
+            raise InputError(f"batches.form is {self.form!r}; it must be 'single', 'concat' or 'isolated'.")
         for name, least in (("length", 2), ("batch_size", 1), ("seed", 0), ("num_threads", 0)):
             if getattr(self, name) < least:
                 raise InputError(f"batches.{name} is {getattr(self, name)}; it must be at least {least}.")
-        if self.form == "concat" and self.padded_lengths != (self.length,):
+        if self.form != "single" and self.padded_lengths != (self.length,):
             raise InputError(
-                f"batches.buckets is {self.buckets}, but windows of form 'concat' are all batches.length "
+                f"batches.buckets is {self.buckets}, but rows of form {self.form!r} are all batches.length "
                 f"({self.length}) tokens long: leave buckets empty."
             )
         ascending = all(a < b for a, b in zip((0, *self.buckets), self.buckets, strict=False))
@@ -68,6 +71,17 @@ class BatchesConfig:
 def batch_shapes(config: BatchesConfig) -> list[tuple[int, int]]:
     """Return every (rows, tokens) that a batch of all processes together can have, shortest first."""
     return [(config.batch_size, length) for length in config.padded_lengths]
+
+
+def batch_arrays(config: BatchesConfig, rows: int, length: int) -> dict[str, tuple[tuple[int, ...], type]]:
+    """Return the shape and dtype of each array of a training batch of so many rows and tokens, by name."""
+    arrays = {"tokens": ((rows, length), np.uint8), "keys": ((rows, 2), np.uint32)}
+    if config.form == "isolated":
+        arrays |= {"keys": ((rows, length // 2, 2), np.uint32), "segments": ((rows, length), np.int32)}
+    return arrays
+
+
+_EXAMPLES = {"single": "sequences", "concat": "windows of {} tokens", "isolated": "rows of {} tokens"}
 
 
 class TrainBatches:
@@ -107,7 +121,7 @@ class TrainBatches:
         self.batches_per_epoch = self._examples.count // config.batch_size
         """Steps of an epoch."""
         if not self.batches_per_epoch:
-            what = "sequences" if config.form == "single" else f"windows of {config.length} tokens"
+            what = _EXAMPLES[config.form].format(config.length)
             raise InputError(
                 f"the split {split!r} has {self._examples.count} {what}, not enough for one batch of "
                 f"{config.batch_size}: lower batches.batch_size or train on more proteins."
@@ -180,20 +194,20 @@ def evaluation_batches(
     process_count: int = 1,
 ) -> Iterator[Batch]:
     """Yield every example of a split once, in a fixed order; "rows" is its number, -1 on filler rows (all
-    pads).
+    pads). Isolated rows hold every sequence once, and "rows" has the number of each, -1 where there is none.
 
     Single sequences come shortest first, those of one length in dataset order, so that there is little
-    padding; windows come in the order of the stream, the last one padded. Every shape is one of
-    `batch_shapes` (its rows divided by the number of processes): the last batch of each is filled up, not
-    shortened.
+    padding; windows come in the order of the stream, the last one padded; isolated rows come fullest first.
+    Every shape is one of `batch_shapes` (its rows divided by the number of processes): the last batch of each is
+    filled up, not shortened.
 
     Args:
         dataset: a `ProteinDataset`.
         config: what batches look like; the seed is not used.
         split: an empty one yields nothing.
-        limit: only the first so many examples in dataset order. That is the order of the digests, so they are
-            a random sample, the same each time; the first batches of a whole split would be its shortest
-            sequences.
+        limit: only the first so many examples (isolated: sequences) in dataset order. That is the order of the
+            digests, so they are a random sample, the same each time; the first batches of a whole split would be
+            its shortest sequences.
         process_index: as for `TrainBatches`; all processes yield as many batches, of the same shapes.
         process_count: likewise.
 
@@ -206,7 +220,7 @@ def evaluation_batches(
     plan = _examples(dataset, config, split).in_order(limit)
 
     def read(step: int) -> Batch:
-        return {**plan.read(plan.table[step], own), "rows": plan.table[step][own]}
+        return {**plan.read(plan.table[step], own), "rows": plan.sequences(plan.table[step], own)}
 
     def batches() -> Iterator[Batch]:
         iterator = _read_ahead(_Source(len(plan.table), read), config.num_threads)
@@ -218,10 +232,11 @@ def evaluation_batches(
     return batches()
 
 
-def _examples(dataset: Proteins, config: BatchesConfig, split: str) -> Singles | Windows:
+def _examples(dataset: Proteins, config: BatchesConfig, split: str) -> Singles | Windows | Isolated:
     if config.form == "single":
         return Singles(dataset, split, config.length, config.batch_size, config.padded_lengths)
-    return Windows(dataset, split, config.length, config.batch_size)
+    kind = Windows if config.form == "concat" else Isolated
+    return kind(dataset, split, config.length, config.batch_size)
 
 
 def _count(dataset: Proteins, split: str) -> int:

@@ -60,8 +60,8 @@ Splits by identity add the split `near` at the end: sequences that are no exampl
 """
 
 DESCRIPTION = (
-    "Protein sequences, each once, in the order of their MD5, split at random and by held-out Pfam families. "
-    "Written by proteinlm; manifest.parquet, statistics.json and provenance.json beside it say what it holds."
+    "Protein sequences, each once, in the order of their MD5. Written by proteinlm; datasheet.md beside it says where "
+    "they come from and how they are split, manifest.parquet, statistics.json and provenance.json what it holds."
 )
 
 

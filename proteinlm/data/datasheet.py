@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from proteinlm.data import alphabet
+from proteinlm.data.mmseqs import SHORTEST
 from proteinlm.data.pages import Block, Code, Figure, Heading, Table, Text, html_page, markdown_page
 from proteinlm.data.statistics import CONCAT_LENGTH, PUBLISHED, SplitStatistics, family_table, frequencies, table_1
 from proteinlm.files import whole_file
@@ -17,11 +18,13 @@ DATASHEET = "datasheet"
 """Stem of the page's files; figures are DATASHEET-NAME."""
 
 _LARGEST = 10
-_MEANING = {
-    "train": "to learn from",
-    "valid": "drawn at random, to watch a training",
-    "test": "drawn at random, to report",
-    "ood": "all proteins of the held-out families, to report",
+_FILES = 50
+_PURPOSE = {"train": "to learn from", "valid": "to watch a training", "test": "to report", "ood": "to report"}
+_DRAWN = {"valid": "drawn at random, ", "test": "drawn at random, ", "ood": "all proteins of the held-out families, "}
+_BY_IDENTITY = {
+    "valid": "clusters of like sequences, drawn at random, ",
+    "test": "clusters of like sequences, drawn at random, ",
+    "ood": "the proteins of the held-out families, ",
 }
 
 
@@ -58,7 +61,7 @@ def write_datasheet(
         provenance: what provenance.json holds.
     """
     blocks = [
-        *_composition(statistics),
+        *_composition(statistics, provenance["splits"]),
         *_amino_acids(statistics),
         *_families(statistics),
         *_splits(provenance),
@@ -74,14 +77,16 @@ def write_datasheet(
         handle.write(html_page(title, blocks, folder))
 
 
-def _composition(statistics: Mapping[str, SplitStatistics]) -> list[Block]:
+def _composition(statistics: Mapping[str, SplitStatistics], splits: Mapping[str, Any]) -> list[Block]:
+    # Of a published dataset's splits its own datasheet says what they are.
+    drawn = {} if "held_out" not in splits else _BY_IDENTITY if splits.get("identity") else _DRAWN
     sequences = sum(s.count for s in statistics.values())
     residues = sum(s.num_residues for s in statistics.values())
     frame = table_1(statistics, concat_length=CONCAT_LENGTH)
     return [
         Text(
             f"{sequences:,} different protein sequences, {residues:,} residues, in {len(statistics)} splits: "
-            + "; ".join(f"`{split}`, {_MEANING.get(split, 'as its name says')}" for split in statistics)
+            + "; ".join(f"`{split}`, {drawn.get(split, '')}{_PURPOSE[split]}" for split in statistics)
             + ". No sequence is in two of them."
         ),
         Heading("What it holds"),
@@ -162,11 +167,18 @@ def _splits(provenance: Mapping[str, Any]) -> list[Block]:
     blocks: list[Block] = [Heading("How it is split")]
     if "held_out" not in splits:
         return [*blocks, Text("Its splits are those of a published dataset."), _settings(splits)]
-    blocks.append(Text("A sequence that has a held-out family is `ood`."))
+    but = f", unless it is below {SHORTEST} residues" if splits.get("identity") else ""
+    blocks.append(Text(f"A sequence that has a held-out family is `ood`{but}."))
     valid, test = f"{splits['valid']:g}", f"{splits['test']:g}"
     if splits.get("identity"):
-        meant = f"Of the rest, {valid} are meant for `valid` and {test} for `test`; clusters of like ones stay whole."
-        blocks += [Text(meant), _settings(splits["identity"])]
+        blocks += [
+            Text(
+                f"Of the rest, {valid} are meant for `valid` and {test} for `test`; clusters of like ones stay whole. "
+                "Then what is near to a sequence of `valid`, `test` or `ood` left `train`, by the rule below; "
+                "`identity.md` beside this page shows how near the nearest of `train` was before and is now."
+            ),
+            _settings(splits["identity"]),
+        ]
     else:
         blocks.append(
             Text(
@@ -226,7 +238,9 @@ def _collection(provenance: Mapping[str, Any]) -> list[Block]:
 def _files(what: str, files: Sequence[Mapping[str, Any]], kind: str = "", number: str = "") -> Table:
     """Return a table of files with their checksums; of each its `kind` and its `number` too, if named."""
     columns = [name for name in ("path", kind, "md5", "bytes", number) if name]
-    rows = [[_plain(file.get(name)) for name in columns] for file in files]
+    rows = [[_plain(file.get(name)) for name in columns] for file in files[:_FILES]]
+    if len(files) > _FILES:
+        rows.append([f"and {len(files) - _FILES:,} more, in provenance.json", *[""] * (len(columns) - 1)])
     return Table([what, *({"md5": "MD5"}.get(name, name) for name in columns[1:])], rows, left=3 if kind else 2)
 
 
@@ -245,7 +259,7 @@ def _preprocessing(provenance: Mapping[str, Any]) -> list[Block]:
     ]
     if provenance["sequences"].get("near"):
         near = f"{provenance['sequences']['near']:,}"
-        blocks.append(Text(f"{near} of them are in no split (`near` in the manifest): too like evaluated ones."))
+        blocks.append(Text(f"{near} of them are in no split (`near` in the manifest): {_near(provenance['splits'])}."))
     if rejected:
         rows = [[reason, f"{count:,}"] for reason, count in rejected.items()]
         blocks += [Table(["rejected", "records"], rows), Text("`rejects.tsv` lists each of them.")]
@@ -263,11 +277,28 @@ def _use(provenance: Mapping[str, Any]) -> list[Block]:
         Text(
             "`manifest.parquet` has a row for each sequence, `statistics.json` and `provenance.json` the numbers of "
             "this page and more. It was made to train and to compare language models of proteins. It is no sample of "
-            "nature: some species and families were sequenced far more than others, a sequence of `test` may have "
-            "close relatives in `train`, and of the families in `ood` only the held-out ones must be new."
+            "nature: some species and families were sequenced far more than others, "
+            + _relatives(provenance["splits"])
+            + " and of the families in `ood` only the held-out ones must be new."
         ),
         Text(f"Written by {provenance['written_by']}; fingerprint `{provenance['fingerprint']}`."),
     ]
+
+
+def _near(splits: Mapping[str, Any]) -> str:
+    if not splits.get("identity"):
+        return "as in the published dataset"
+    short = splits["identity"].get("too_short_to_be_searched", 0)
+    return f"too like evaluated ones, or (of {short:,}) below {SHORTEST} residues, where a search finds too little"
+
+
+def _relatives(splits: Mapping[str, Any]) -> str:
+    if "held_out" not in splits:
+        return "how near `test` is to `train` is for the published dataset to say,"
+    if splits.get("identity"):
+        threshold = f"{100 * splits['identity']['threshold']:g} %"
+        return f"below {threshold} identity a sequence of `test` may have relatives in `train`,"
+    return "a sequence of `test` may have close relatives in `train`,"
 
 
 def _licence() -> list[Block]:

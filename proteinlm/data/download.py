@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import hashlib
 import http.client
+import logging
 import os
 import shutil
 import ssl
@@ -33,6 +34,7 @@ _PASSING = (408, 425, 429, 500, 502, 503, 504)
 _LIST_BYTES = 16 << 20
 
 Report = Callable[[int], None]
+_LOG = logging.getLogger(__name__)
 
 
 class _DroppedError(Exception):
@@ -211,7 +213,10 @@ def _pause(url: str, error: _DroppedError, failures: int, done: int) -> None:
             f"{url} cannot be downloaded beyond byte {done:,} after {TRIES} attempts ({error}): check the connection; "
             "the same command goes on from there."
         ) from error
-    time.sleep(min(max(FIRST_PAUSE * 2 ** max(failures - 1, 0), error.wait), LONGEST_PAUSE))
+    pause = min(max(FIRST_PAUSE * 2 ** max(failures - 1, 0), error.wait), LONGEST_PAUSE)
+    # Without a handler Python writes it to standard error, above a bar of progress.
+    _LOG.warning("%s: %s; trying again in %.0f s", url, error, pause)
+    time.sleep(pause)
 
 
 def _ask(url: str, part: _Part, size: int) -> None:

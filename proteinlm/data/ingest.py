@@ -12,8 +12,11 @@ from rich.console import Console
 from proteinlm.data import releases
 from proteinlm.data.ingest_config import IngestConfig
 from proteinlm.data.local_engine import MARKER, LocalEngine
+from proteinlm.data.locations import Location, expand
 from proteinlm.data.marker import anything_finished
+from proteinlm.data.mmseqs import find_mmseqs
 from proteinlm.data.pfam import PAPER_HELD_OUT_FAMILIES, check_families, read_held_out
+from proteinlm.data.published import refuse_no_manifest
 from proteinlm.data.sources import open_sources
 from proteinlm.data.splits import SplitsConfig
 from proteinlm.data.summary import Summary
@@ -50,7 +53,8 @@ def ingest(
     """
     config = config or IngestConfig()
     output = Path(output)
-    start = _engine(config, output)
+    refuse_output(output)
+    start = _engine(config)
     files = open_sources(sources)
     folder = partial_folder(output)
     engine: LocalEngine | None = None
@@ -73,7 +77,7 @@ def ingest(
         raise InputError(sentence) from error
 
 
-def _engine(config: IngestConfig, output: Path) -> type[LocalEngine]:
+def _engine(config: IngestConfig) -> type[LocalEngine]:
     if config.engine == "local":
         return LocalEngine
     try:
@@ -84,7 +88,7 @@ def _engine(config: IngestConfig, output: Path) -> type[LocalEngine]:
             f"package needs protobuf 7 ({error})."
         ) from error
     # Before anything is made.
-    pipeline_options(config, output)
+    pipeline_options(config)
     return BeamEngine
 
 
@@ -122,11 +126,8 @@ def ingest_command(arguments: Any) -> None:
         arguments: as `ingest_options.parse_ingest` returns them; the source `sample` stands for the proteins of this
             package.
     """
-    # Before hours of downloading.
-    refuse_output(Path(arguments.output))
-    downloaded, release = releases.from_arguments(arguments)
-    families = tuple(arguments.families)
-    sources = [*arguments.sources, *downloaded]
+    output = Path(arguments.output)
+    families, sources = tuple(arguments.families), [*arguments.sources]
     # A file of that name in the working folder is still reached as ./sample.
     if "sample" in sources:
         sources[sources.index("sample")] = os.fspath(SAMPLE / "proteins.fasta.gz")
@@ -145,7 +146,27 @@ def ingest_command(arguments: Any) -> None:
         beam_args=arguments.beam_args,
         workers=arguments.workers,
     )
-    ingest(sources, arguments.output, config, release=release).print(Console())
+    for option, files in (("--families", families), ("--pfam-hmm", arguments.pfam_hmm)):
+        if not sources and arguments.release is None and len(files) > 1:
+            raise InputError(f"name files of sequences before the options: all that follows {option} belongs to it.")
+    # Before hours of downloading.
+    _check(sources, output, config)
+    downloaded, release = releases.from_arguments(arguments)
+    ingest([*sources, *downloaded], output, config, release=release).print(Console())
+
+
+def _check(sources: Sequence[str], output: Path, config: IngestConfig) -> None:
+    """Refuse what `ingest` would refuse, as far as it can be told before the files are read."""
+    refuse_output(output)
+    _engine(config)
+    if sources:
+        open_sources(sources)
+    for table in expand([*config.families, *config.profiles]):
+        Location(table)
+    if config.splits.identity is not None:
+        find_mmseqs()
+    if config.splits.manifest is not None:
+        refuse_no_manifest(config.splits.manifest)
 
 
 def _held_out(text: str) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ import dataclasses
 import json
 import os
 import pickle
-import re
 import shlex
 import shutil
 import uuid
@@ -45,17 +44,12 @@ DEFAULT_ARGS = "--runner=FnApiRunner"
 _SPLITS = ("valid", "test", "held_out")
 
 
-def pipeline_options(config: IngestConfig, output: Path) -> PipelineOptions:
+def pipeline_options(config: IngestConfig) -> PipelineOptions:
     """Return Beam's options; what this engine cannot do is refused.
 
     Raises:
-        InputError: the output is a URL, Beam's arguments cannot be read, or an option is only the local engine's.
+        InputError: Beam's arguments cannot be read, or an option is only the local engine's.
     """
-    if re.match(r"[a-z][a-z0-9+.-]+:/", str(output)):
-        raise InputError(
-            f"{output}: datasets are written to file systems, not to URLs; name a folder of a shared file system that "
-            "is mounted under the same name on this machine and on all workers."
-        )
     if config.workers:
         raise InputError("--workers is for the local engine: tell Beam in --beam-args how many workers it may have.")
     for entry in dataclasses.fields(config.splits):
@@ -100,7 +94,7 @@ class BeamEngine(LocalEngine):
         release: Mapping[str, Any] | None,
         console: Console,
     ):
-        self.options = pipeline_options(config, output)
+        self.options = pipeline_options(config)
         if anything_finished(folder / MARKER):
             raise InputError(
                 f"{folder} is an unfinished ingest of the local engine: finish it with --engine local, or remove that "

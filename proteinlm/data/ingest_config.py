@@ -42,8 +42,10 @@ class IngestConfig:
     bucket_bytes: int = 32 << 20
 
     def __post_init__(self):
-        if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
-            raise InputError(f"the name {self.name!r} is no TFDS name: small letters, digits and _, a letter first.")
+        if not re.fullmatch(r"[a-z][a-z0-9_]{,99}", self.name):
+            raise InputError(
+                f"the name {self.name!r} is no TFDS name: small letters, digits and _, a letter first, at most 100."
+            )
         if self.search_all and not self.profiles:
             raise InputError("--pfam-hmm-all needs profiles to search with: name them with --pfam-hmm.")
         if self.beam_args and self.engine != "beam":

@@ -1,7 +1,9 @@
 """The local engine: one ingest on the processes of this machine, phase by phase, each going on where it was stopped."""
 
 import contextlib
+import importlib
 import shutil
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -28,6 +30,7 @@ from proteinlm.data.hmm import Searched
 from proteinlm.data.ingest_config import IngestConfig
 from proteinlm.data.intake import Intake
 from proteinlm.data.marker import Marker
+from proteinlm.data.mmseqs import SHORTEST
 from proteinlm.data.pfam import SHOWN
 from proteinlm.data.pfam_run import FAMILY_REJECTS, FamilySources
 from proteinlm.data.processes import Submit, pool, wait_for_processes
@@ -37,6 +40,7 @@ from proteinlm.data.spill import bucket_folder, drop_bucket
 from proteinlm.data.splits import SPLITS
 from proteinlm.data.summary import Summary
 from proteinlm.data.workplace import DATASET
+from proteinlm.errors import InputError
 
 MARKER = Path("scratch") / "marker.json"
 _MAX_BUCKETS = 1 << 14
@@ -183,23 +187,29 @@ class LocalEngine:
         if self.marker.old:
             for _ in submit("cut", ((bucket, first) for bucket in range(self.num_buckets))):
                 pass
-        before = sum(file.size for file in self.files[:first])
+        finished = sum(file.size for file in self.files[:first])
         total = sum(file.size for file in self.files)
-        bar = self.progress.add_task("reading", total=total, completed=before, detail="")
+        bar = self.progress.add_task("reading", total=total, completed=finished, detail="")
         start, records = time.perf_counter(), self.intake.records
-        for (form, last), result in submit("map", self._blocks(first), keyed=True):
+        for (form, file), result in submit("map", self._blocks(first), keyed=True):
             self.intake.take(form, result)
-            if last:
+            if file is not None:
                 self.intake.end_source()
-                self.marker.note(intake=self.intake.state())
+                finished += file.size
+                # With thousands of small files the account of all before would take longer than reading them.
+                if self.marker.due:
+                    self.marker.note(intake=self.intake.state())
             rate = (self.intake.records - records) / (time.perf_counter() - start)
             detail = f"{self.intake.records:,} records, {rate:,.0f}/s"
-            self.progress.update(bar, completed=before + sum(file.read for file in self.files), detail=detail)
+            read = self.files[len(self.intake.sources)].read if len(self.intake.sources) < len(self.files) else 0
+            self.progress.update(bar, completed=finished + read, detail=detail)
+        self.marker.note(intake=self.intake.state())
 
-    def _blocks(self, first: int) -> Iterator[tuple[tuple[str, bool], tuple[int, Block]]]:
-        for index in range(first, len(self.files)):
-            for block in self.files[index].blocks(self.config.block_bytes):
-                yield (block.format, block.last), (index, block)
+    def _blocks(self, first: int) -> Iterator[tuple[tuple[str, SourceFile | None], tuple[int, Block]]]:
+        """Yield blocks with their format, their file if they are its last, and the file's number."""
+        for index, file in enumerate(self.files[first:], first):
+            for block in file.blocks(self.config.block_bytes):
+                yield (block.format, file if block.last else None), (index, block)
 
     def _search(self, submit: Submit) -> None:
         known = self.marker.state.get("searched")
@@ -244,6 +254,14 @@ class LocalEngine:
         summary.near, summary.unlisted = reduced.near, reduced.unlisted
         summary.malformed, summary.unknown = families.malformed, families.unknown
         summary.mismatched, summary.searched = families.mismatched, families.searched
+        if not any(s.count for s in reduced.statistics.values()) and reduced.near:
+            raise InputError(
+                f"each of the {reduced.near:,} sequences is near (below {SHORTEST} residues, or like another): there "
+                "is nothing to split by identity."
+            )
+        if not reduced.statistics["train"].count:
+            near = f"; {reduced.near:,} sequences are near: short, or like evaluated ones" if reduced.near else ""
+            summary.warnings.append(f"train is empty: lower --valid and --test, or give more sequences{near}.")
         missing = [family for family in self.config.splits.held_out if not reduced.held_out[family]]
         if missing and self.config.splits.manifest is None:
             listed = ", ".join(missing[:SHOWN]) + (" ..." if len(missing) > SHOWN else "")
@@ -260,6 +278,9 @@ class LocalEngine:
         figures = (None, stages.Drawing(reduced.statistics))
         # They take the longest of all tasks: beside others first, alone last, since what is killed draws them again.
         rest = [figures, *rest] if self.config.num_workers > 1 else [*rest, figures]
+        if self.config.num_workers > 1:
+            # What writes the metadata takes a second to import, and this process only waits meanwhile.
+            threading.Thread(target=importlib.import_module, args=("tensorflow_datasets",), daemon=True).start()
         for file, done in submit("write", rest, keyed=True):
             self.progress.advance(bar)
             if file is None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from proteinlm.errors import InputError
+from proteinlm.files import is_unicode
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _PATTERN = re.compile(r"[*?\[]")
@@ -35,6 +36,9 @@ class Location:
 
     def __init__(self, name: str | os.PathLike):
         name = os.fspath(name)
+        if not is_unicode(name):
+            # The dataset's provenance names its sources, in UTF-8.
+            raise InputError(f"{name!r} is no name in UTF-8: rename the file, or make a link with another name to it.")
         self.member: str | None = None
         if name.startswith("tar://"):
             self.member, _, name = name[6:].partition("::")

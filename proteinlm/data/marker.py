@@ -55,6 +55,11 @@ class Marker:
                 "options and it goes on, or remove that folder."
             )
 
+    @property
+    def due(self) -> bool:
+        """Whether `note` would save now."""
+        return time.monotonic() - self._saved >= SAVE_SECONDS
+
     def save(self) -> None:
         """Write the marker, after everything else that was written to its disk."""
         if self.state:
@@ -68,7 +73,7 @@ class Marker:
     def note(self, **finished: Any) -> bool:
         """Change the state, save it unless that was done less than SAVE_SECONDS ago, and return whether it was."""
         self.state.update(finished)
-        if time.monotonic() - self._saved < SAVE_SECONDS:
+        if not self.due:
             return False
         self.save()
         return True

@@ -67,7 +67,8 @@ def find_mmseqs() -> Path:
             "splits by identity need MMseqs2, and there is no program mmseqs on PATH: install Debian's package "
             "(apt-get install mmseqs2) or conda's (conda install -c conda-forge -c bioconda mmseqs2)."
         )
-    return Path(found)
+    # Its runs have another working folder.
+    return Path(found).absolute()
 
 
 class Mmseqs:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal, NamedTuple
 
+from proteinlm.data.names import all_printed, printed
 from proteinlm.data.pfam import FAMILY
 from proteinlm.data.sources import SourceFile
 from proteinlm.errors import InputError
@@ -142,7 +143,7 @@ def parse_rows(block: TableBlock) -> ParsedRows:
     form, data = block
     num_lines = data.count(b"\n") + (not data.endswith(b"\n"))
     found = _found(data, form)
-    if len(found) == num_lines:
+    if len(found) == num_lines and all_printed(data):
         return ParsedRows(_of_use(found), [], num_lines)
     # Some line is blank, unusual or wrong: one after another.
     rows, bad, number = [], [], 0
@@ -150,7 +151,7 @@ def parse_rows(block: TableBlock) -> ParsedRows:
         if line.strip():
             number += 1
             one = _found(line, form) or ([row] if form.kind == "two columns" and (row := _two_columns(line)) else [])
-            rows += one
+            rows += [(printed(name).encode(), families, crc) for name, families, crc in one]
             if not one:
                 bad.append((place, line[:60].decode("ascii", "backslashreplace")))
     return ParsedRows(_of_use(rows), bad, number)

@@ -1,8 +1,8 @@
-"""Which examples make up which batch, and how they are read: for single sequences and for concatenated
-windows.
+"""Which examples make up which batch, and how they are read: for single sequences, concatenated windows and isolated
+rows.
 
-An example is a sequence, or a window of the stream of sequences; it has a number. A plan is a table of these
-numbers, a row for each batch of all processes together. B = batch_size, L = length.
+An example is a sequence, a window of the stream of sequences or a row of whole sequences; it has a number. A plan is a
+table of these numbers, a row for each batch of all processes together. B = batch_size, L = length, S = L // 2.
 """
 
 import hashlib
@@ -13,10 +13,15 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from proteinlm.data import alphabet
+from proteinlm.data.packing import Packing, pack
 from proteinlm.errors import InputError
 
 Batch: TypeAlias = dict[str, np.ndarray]
-"""tokens uint8 [b, l], right padded with 0; keys uint32 [b, 2]; in evaluation rows int32 [b], -1: filler."""
+"""tokens uint8 [b, l], right padded with 0; keys uint32 [b, 2]; in evaluation rows int32 [b], -1: filler.
+
+Isolated rows have as many as S sequences each: segments int32 [b, l] numbers them from 1, 0 at padding; keys are [b, S,
+2] and rows [b, S], entry n - 1 that of sequence n.
+"""
 
 # Sequences of one padded length share a batch. They are brought together inside pools of this many batches, not over
 # the whole epoch, and stay shuffled among themselves: sorted by length, a batch would be full of one family's proteins,
@@ -54,10 +59,12 @@ class Plan:
         table: int32 [number of batches, B], examples by number, -1 for a filler row.
         read: takes a row of the table and the slice of it that this process reads; returns that part of the
             batch.
+        sequences: takes the same; returns the numbers by which evaluation names them, "rows" of the batch.
     """
 
     table: np.ndarray
     read: Callable[[np.ndarray, slice], Batch]
+    sequences: Callable[[np.ndarray, slice], np.ndarray] = lambda examples, rows: examples[rows]
 
 
 class Singles:
@@ -183,6 +190,82 @@ class Windows:
         return read
 
 
+class Isolated:
+    """Rows of `length` tokens filled with whole sequences, each a segment of its own; number i is the i-th row.
+
+    The lengths decide which of them share a row (packing.py), the order which sequences of these lengths do. So every
+    epoch has the same rows of lengths and new rows of sequences.
+
+    Args:
+        dataset: where sequences come from.
+        split: its name.
+        length: L; a sequence of n residues is n tokens and <eos> if n < L, else its first L residues, as in `Singles`.
+        batch_size: B.
+    """
+
+    def __init__(self, dataset: Proteins, split: str, length: int, batch_size: int):
+        self._dataset, self._split, self._length, self._batch_size = dataset, split, length, batch_size
+        self._residues = dataset.lengths(split)
+        self._tokens = np.minimum(self._residues + 1, length)
+        self._packing = pack(self._tokens, length)
+        self.count = len(self._packing.starts) - 1
+        """Rows of all sequences."""
+
+    def shuffled(self, generator: np.random.Generator) -> Plan:
+        """Return a training epoch: all sequences in new rows, less the rows that do not fill the last batch."""
+        members = self._members(self._packing, generator.permutation(_numbers(len(self._residues))))
+        size = self._batch_size
+        rows = generator.permutation(_numbers(self.count))[: self.count // size * size]
+        return self._plan(rows.reshape(-1, size), members, self._packing.starts)
+
+    def in_order(self, limit: int | None = None) -> Plan:
+        """Return the first `limit` sequences in as few rows as they need, the fullest first."""
+        order = _numbers(len(self._residues))[:limit]
+        packing = self._packing if len(order) == len(self._residues) else pack(self._tokens[order], self._length)
+        rows = _filled(_numbers(len(packing.starts) - 1), self._batch_size)
+        return self._plan(rows, self._members(packing, order), packing.starts)
+
+    def _members(self, packing: Packing, order: np.ndarray) -> np.ndarray:
+        """Return int32 [n], the sequences of the rows: those of each length in the order given."""
+        # NumPy sorts 16 bits by radix, five times as fast.
+        narrow = np.uint16 if self._length < 2**16 else np.int32
+        by_length = np.argsort(packing.lengths.astype(narrow), kind="stable")
+        members = np.empty(len(order), np.int32)
+        members[by_length] = order[np.argsort(self._tokens[order].astype(narrow), kind="stable")]
+        return members
+
+    def _plan(self, table: np.ndarray, members: np.ndarray, starts: np.ndarray) -> Plan:
+        def own(examples: np.ndarray, rows: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            """Return the sequences of this process's rows one after another, the row of each, and its place there."""
+            examples = examples[rows]
+            present = np.flatnonzero(examples >= 0)
+            parts = [members[starts[i] : starts[i + 1]] for i in examples[present]]
+            places = [np.arange(len(part)) for part in parts]
+            row = np.repeat(present, np.array([len(part) for part in parts], int))
+            return np.concatenate([_numbers(0), *parts]), row, np.concatenate([_numbers(0), *places])
+
+        def sequences(examples: np.ndarray, rows: slice) -> np.ndarray:
+            indices, row, place = own(examples, rows)
+            numbers = np.full((len(examples[rows]), self._length // 2), -1, np.int32)
+            numbers[row, place] = indices
+            return numbers
+
+        def read(examples: np.ndarray, rows: slice) -> Batch:
+            indices, row, place = own(examples, rows)
+            found = _read(self._dataset, self._split, indices, self._residues)
+            shape = len(examples[rows]), self._length
+            sizes = self._tokens[indices]
+            filled = np.arange(self._length)[None] < np.bincount(row, sizes, shape[0])[:, None]
+            tokens, segments = np.zeros(shape, np.uint8), np.zeros(shape, np.int32)
+            tokens[filled] = _clipped_with_eos(found, self._length)
+            segments[filled] = np.repeat(place + 1, sizes)
+            keys = np.zeros((shape[0], self._length // 2, 2), np.uint32)
+            keys[row, place] = _keys(found)
+            return {"tokens": tokens, "keys": keys, "segments": segments}
+
+        return Plan(table, read, sequences)
+
+
 def _numbers(count: int) -> np.ndarray:
     # Four bytes each, for a split of UniProt has 10^8 sequences.
     return np.arange(count, dtype=np.int32)
@@ -207,6 +290,14 @@ def _read(dataset: Proteins, split: str, indices: np.ndarray, residues: np.ndarr
             f"its manifest says {residues[index]}; ingest it again."
         )
     return sequences
+
+
+def _clipped_with_eos(sequences: list[bytes], length: int) -> np.ndarray:
+    """Return uint8 tokens of the sequences one after another: <eos> after each that has room for it in L."""
+    stream = _with_eos([sequence[:length] for sequence in sequences])
+    kept = np.array([min(len(sequence), length) for sequence in sequences], int)
+    ends = np.cumsum(kept + 1, dtype=np.int64) - 1
+    return np.delete(stream, ends[kept == length])
 
 
 def _with_eos(sequences: list[bytes]) -> np.ndarray:

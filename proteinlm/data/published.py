@@ -60,8 +60,7 @@ def take_over(manifest: Path, work: Path, num_buckets: int) -> PublishedManifest
     Raises:
         InputError: the file cannot be read, lacks a column, or names a split that there is not.
     """
-    if manifest.is_dir():
-        raise InputError(f"{manifest} is a folder: name the manifest.parquet in it.")
+    refuse_no_manifest(manifest)
     try:
         with pq.ParquetFile(manifest) as file:
             _check_columns(manifest, file.schema_arrow)
@@ -72,8 +71,6 @@ def take_over(manifest: Path, work: Path, num_buckets: int) -> PublishedManifest
                 rows += batch.num_rows
         with open(manifest, "rb") as handle:
             md5 = hashlib.file_digest(handle, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    except FileNotFoundError:
-        raise InputError(f"there is no manifest {manifest}: name the manifest.parquet of a dataset.") from None
     except (pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
@@ -82,6 +79,14 @@ def take_over(manifest: Path, work: Path, num_buckets: int) -> PublishedManifest
     if not rows:
         raise InputError(f"{manifest} lists no sequence: name the manifest.parquet of a dataset that is not empty.")
     return PublishedManifest(manifest, manifest.stat().st_size, md5, rows)
+
+
+def refuse_no_manifest(manifest: Path) -> None:
+    """Raise InputError unless the manifest is a file."""
+    if manifest.is_dir():
+        raise InputError(f"{manifest} is a folder: name the manifest.parquet in it.")
+    if not manifest.is_file():
+        raise InputError(f"there is no manifest {manifest}: name the manifest.parquet of a dataset.")
 
 
 def _check_columns(manifest: Path, schema: pa.Schema) -> None:

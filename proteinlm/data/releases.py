@@ -17,6 +17,7 @@ that FASTA costs as much to download. The wanted member is read as a stream out 
 RELEASE.metalink (Metalink 3.0) lists each file's size and MD5. MD5 finds damage, not malice: use https.
 """
 
+import os
 import re
 import urllib.parse
 import xml.etree.ElementTree as ET
@@ -28,6 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from proteinlm.data.download import check, download, read_list
+from proteinlm.data.workplace import partial_folder
 from proteinlm.errors import InputError
 
 RELEASE_URL = "https://ftp.uniprot.org/pub/databases/uniprot"
@@ -156,8 +158,18 @@ def from_arguments(arguments: Any) -> tuple[list[str], dict[str, Any] | None]:
         if arguments.section or arguments.downloads:
             raise InputError("--section and --downloads belong to --release: name the release, as 2019_01 or current.")
         return [], None
+    output = Path(arguments.output)
+    folder = arguments.downloads or output.absolute().with_name("uniprot_downloads")
+    real = Path(os.path.realpath(folder))
+    if not {real, *real.parents}.isdisjoint((Path(os.path.realpath(output)), partial_folder(output))):
+        raise InputError(
+            f"the downloads ({folder}) would be in the dataset's folder: name another one with --downloads."
+        )
+    if not folder.is_dir() and os.path.lexists(folder):
+        raise InputError(
+            f"the downloads ({folder}) need a folder, and this is none: name another one with --downloads."
+        )
     files = find_release(arguments.release, arguments.section, arguments.format, arguments.release_url)
-    folder = arguments.downloads or Path(arguments.output).absolute().with_name("uniprot_downloads")
     return fetch_release(files, folder), provenance(files, arguments.format)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -15,6 +16,8 @@ BLOCK_BYTES = 4 << 20
 RECORD_BYTES = 64 << 20
 _READ_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
+# How the other format begins in the middle of one.
+_FLAT_IN_FASTA = re.compile(rb"\n(?!>)[^\n]*ID   \S+ +(?:Reviewed|Unreviewed|STANDARD|PRELIMINARY);")
 
 Format = Literal["fasta", "flat"]
 
@@ -112,7 +115,8 @@ class SourceFile:
         """Yield blocks of about `size` bytes (a longer record is a longer block).
 
         Raises:
-            InputError: the file is empty, neither FASTA nor flat, or one record is over 64 MiB; or as `text`.
+            InputError: the file is empty, neither FASTA nor flat, both of them, or one record is over 64 MiB; or as
+                `text`.
         """
         chunks = self.lines()
         text, kind = self._start(chunks)
@@ -126,16 +130,32 @@ class SourceFile:
             text = b"".join(held)
             cut = _last_cut(text, mark, kind)
             if cut:
-                yield Block(kind, text[:cut], False)
+                yield self._block(kind, text[:cut], False, number)
                 number += 1
                 text = text[cut:]
             elif len(text) > RECORD_BYTES:
+                self._block(kind, text, False, number)
                 raise InputError(
                     f"{self.path} has a record of more than {RECORD_BYTES >> 20} MiB after block {number} "
                     f"({text[:40]!r}...): this is no file of proteins."
                 )
             held, length = [text], len(text)
-        yield Block(kind, b"".join(held), True)
+        yield self._block(kind, b"".join(held), True, number)
+
+    def _block(self, kind: Format, data: bytes, last: bool, number: int) -> Block:
+        # To look for one letter that is rare costs nothing beside parsing; longer texts and patterns would.
+        if kind == "fasta" and b";" in data and b"ID   " in data and (found := _FLAT_IN_FASTA.search(data)):
+            one, other, place = "FASTA", "a UniProtKB flat file", found.start()
+        elif kind == "flat" and (place := _header(data)) >= 0:
+            one, other = "a UniProtKB flat file", "FASTA"
+        else:
+            return Block(kind, data, last)
+        line = data[place:].strip().split(b"\n", 1)[0][:60]
+        raise InputError(
+            f"{self.path} begins as {one} and goes on as {other} "
+            f"({line.decode('ascii', 'backslashreplace')!r} in block {number}): two files were put together; "
+            "name them as two."
+        )
 
     def _raw(self) -> Iterator[bytes]:
         try:
@@ -186,6 +206,15 @@ class SourceFile:
             f"{self.path} line {skipped + 1} starts neither with '>' (FASTA) nor with 'ID   ' (UniProtKB "
             f"flat file): {line!r}; remove what stands before the first record."
         )
+
+
+def _header(data: bytes) -> int:
+    """Return where a line begins with '>', be it after a byte order mark; -1 if none does."""
+    place = data.find(b">")
+    # From one to the next: there are few, and nothing that is longer than a letter is found as fast.
+    while place > 0 and data[place - 1] not in b"\n" + _BOM[-1:]:
+        place = data.find(b">", place + 1)
+    return place
 
 
 def _last_cut(text: bytes, mark: bytes, kind: Format) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 
 from proteinlm.data import alphabet
 from proteinlm.data.crc64 import crc64
+from proteinlm.data.names import printed
 from proteinlm.data.sources import Block, SourceFile
 from proteinlm.errors import InputError
 
@@ -149,7 +150,7 @@ def _fasta_name(header: bytes) -> tuple[str, bool]:
     elif name[:6] == b"UniRef" and (cluster := _UNIREF.fullmatch(name)):
         # A cluster is named after one member; its sequence is that member's.
         name = cluster[1]
-    return name.decode("ascii", "backslashreplace"), reviewed
+    return printed(name), reviewed
 
 
 def _taxon(header: bytes) -> int | None:
@@ -286,8 +287,9 @@ def _read_entry(data: bytes, place: _Place) -> _Entry | Reject:
     if usual:
         accession = usual[1].decode("ascii")
     else:
-        accession = _line(data, ac)[5:].partition(b";")[0].strip().decode("ascii", "backslashreplace")
-        if accession.split() != [accession]:
+        name = _line(data, ac)[5:].partition(b";")[0].strip()
+        accession = printed(name)
+        if name.split() != [name]:
             return Reject(number, accession, NO_NAME, "the entry has no AC line with an accession")
     said = _SQ.match(data, sq) if sq >= 0 else None
     # A checksum that cannot be read is not the same as none.

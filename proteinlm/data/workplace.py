@@ -3,24 +3,48 @@
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from proteinlm.errors import InputError
-from proteinlm.files import refuse_occupied, sync
+from proteinlm.files import is_unicode, refuse_occupied, sync
 
 DATASET = "dataset"
+# A Path has one slash where the URL had two.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{2,}:/|gs:/|s3:/")
 
 
 def partial_folder(output: Path) -> Path:
-    """Return the hidden folder beside `output` that holds what is unfinished."""
-    return output.absolute().with_name(f".{output.absolute().name}.partial")
+    """Return the hidden folder of what is unfinished: beside `output`, or beside the folder that it is a link to."""
+    real = Path(os.path.realpath(output))
+    return real.with_name(f".{real.name}.partial")
 
 
 def refuse_output(output: Path) -> None:
-    """Refuse an output that is a file or a folder with something in it; errors as for `files.refuse_occupied`."""
+    """Refuse an output that cannot become a folder; nothing is made.
+
+    Raises:
+        InputError: as `files.refuse_occupied`; or it is a URL, a mount point, the working folder, or has a name that
+            its file system does not take.
+    """
+    if _URL.match(os.fspath(output)):
+        raise InputError(
+            f"{output} is a URL; the dataset needs a folder of this machine: name one, and copy the dataset from there."
+        )
+    if not is_unicode(output):
+        raise InputError(f"{os.fspath(output)!r} is no name in UTF-8: name another output folder.")
+    if os.path.ismount(output) or Path(os.path.realpath(output)) in (Path.cwd(), *Path.cwd().parents):
+        raise InputError(f"{output} is the working folder, above it, or a mount point: name a new folder in it.")
     folder = partial_folder(output)
+    for path in (Path(os.path.realpath(output)), folder, folder.with_suffix(".lock")):
+        try:
+            os.stat(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise _not_makable(output, error) from error
     # An ingest that was killed when only its scratch files were left to remove.
     if folder.is_dir() and not (folder / DATASET).exists() and output.is_dir() and any(output.iterdir()):
         with _locked(folder, output):
@@ -36,22 +60,29 @@ def workplace(output: Path, keep: Callable[[BaseException], bool]) -> Iterator[N
     error, unless `keep(error)`.
     """
     refuse_output(output)
-    folder = partial_folder(output)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder, real = partial_folder(output), Path(os.path.realpath(output))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _not_makable(output, error) from error
     with _locked(folder, output):
         try:
             yield
             for path in [*(folder / DATASET).iterdir(), folder / DATASET]:
                 sync(path)
-            if output.is_dir():
-                output.rmdir()
-            os.rename(folder / DATASET, output)
-            sync(output.absolute().parent)
+            if real.is_dir():
+                real.rmdir()
+            os.rename(folder / DATASET, real)
+            sync(real.parent)
         except BaseException as error:
             if not keep(error):
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _not_makable(output: Path, error: OSError) -> InputError:
+    return InputError(f"{output} cannot be made ({error.strerror}): name another output folder.")
 
 
 @contextlib.contextmanager

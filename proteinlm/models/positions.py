@@ -1,6 +1,7 @@
 """Where a residue stands: learned and sinusoidal vectors added to the embeddings, rotations of queries and keys.
 
-All of them start from `positions_of`, so that padding moves nothing.
+All of them start from `positions_of`, so that padding moves nothing, or from `positions_in` where a row has several
+proteins, each a segment.
 """
 
 from typing import NamedTuple
@@ -18,6 +19,18 @@ _BASE = 10_000
 def positions_of(mask: Bool[Array, "B L"]) -> Int[Array, "B L"]:
     """Return each token's place among its row's tokens, from 0: padding, left or right, moves nothing."""
     return jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
+
+
+def segment_starts(segments: Int[Array, "B L"]) -> Int[Array, "B L"]:
+    """Return the place in the row at which each token's segment begins; of padding (segment 0), the place itself."""
+    places = jnp.broadcast_to(jnp.arange(segments.shape[1], dtype=jnp.int32)[None], segments.shape)
+    before = jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
+    return jax.lax.cummax(jnp.where((segments != before) | (segments == 0), places, 0), axis=1)
+
+
+def positions_in(segments: Int[Array, "B L"]) -> Int[Array, "B L"]:
+    """Return each token's place in its segment, from 0: those that it would have alone in its row."""
+    return jnp.arange(segments.shape[1], dtype=jnp.int32)[None] - segment_starts(segments)
 
 
 def initial_embedding(key: jax.Array, rows: int, embed_dim: int) -> Float[Array, "rows F"]:

@@ -21,6 +21,7 @@ from proteinlm.models.positions import (
     Rotation,
     SinusoidalPositions,
     initial_embedding,
+    positions_in,
     positions_of,
     rotate,
     rotation_of,
@@ -201,12 +202,14 @@ class ProteinLM(nnx.Module):
             self.head = _linear(config, config.embed_dim, config.vocab_size, head_key, dtype=jnp.float32)
 
     def __call__(
-        self, tokens: Integer[Array, "B L"], *, dropout_key: jax.Array | None = None, layout: Layout = WHOLE
-    ) -> Float[Array, "B L V"]:
+        self, tokens: Integer[Array, "B L"], *, segments: Array | None = None, dropout_key: Array | None = None,
+        layout: Layout = WHOLE,
+    ) -> Float[Array, "B L V"]:  # fmt: skip
         """Return logits, float32.
 
         Args:
             tokens: ids; 0 is padding, on either side, and changes no other token's logits.
+            segments: int [B, L], rows of several proteins, none of which sees another; see `Attention.__call__`.
             dropout_key: for training; None drops nothing.
             layout: where arrays lie.
 
@@ -214,6 +217,8 @@ class ProteinLM(nnx.Module):
             ValueError: L is above config.max_length.
         """
         mask, positions = self._places(tokens)
+        if segments is not None:
+            mask, positions = None, positions_in(segments)
         x, keys = self._embed(tokens, positions), None
         if dropout_key is not None and self.config.dropout:
             embedding_key, layers_key = jax.random.split(dropout_key)
@@ -221,7 +226,7 @@ class ProteinLM(nnx.Module):
             keys = jax.random.split(layers_key, self.config.num_layers)
 
         def attend(mechanism, q, k, v, _):
-            return layout.attend(mechanism, q, k, v, causal=self.causal, key_mask=mask), None
+            return layout.attend(mechanism, q, k, v, causal=self.causal, key_mask=mask, segments=segments), None
 
         return self._logits(self._layers(x, positions, attend, keys=keys, layout=layout)[0])
 
@@ -313,11 +318,9 @@ class ProteinLM(nnx.Module):
         """Return the mask and the positions of tokens, each [B, L]."""
         if tokens.ndim != 2:
             raise ValueError(f"tokens has shape {tokens.shape}; expected [B, L]")
-        if tokens.shape[1] > self.config.max_length:
+        if tokens.shape[1] > (limit := self.config.max_length):
             # A gather beyond the last position would silently take the last one.
-            raise ValueError(
-                f"tokens has {tokens.shape[1]} places, above the model's max_length of {self.config.max_length}"
-            )
+            raise ValueError(f"tokens has {tokens.shape[1]} places, above the model's max_length of {limit}")
         mask = tokens != PAD
         return mask, positions_of(mask)
 

@@ -7,8 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 from in_memory import (
-    BOTH,
     CONCAT,
+    FORMS,
+    ISOLATED,
     SINGLE,
     InMemory,
     dataset,
@@ -20,13 +21,13 @@ from in_memory import (
 )
 
 from proteinlm.data import alphabet
-from proteinlm.data.batches import BatchesConfig, TrainBatches, batch_shapes, evaluation_batches
+from proteinlm.data.batches import BatchesConfig, TrainBatches, batch_arrays, batch_shapes, evaluation_batches
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.data.ingest import IngestConfig, ingest
 from proteinlm.errors import InputError
 
 
-@BOTH
+@FORMS
 def test_epochs_differ_and_seeds_differ(config):
     data = dataset(48, longest=40)
     batches = TrainBatches(data, config)
@@ -70,7 +71,7 @@ def test_the_shuffle_reaches_over_the_whole_split():
     assert 200 < halves.sum() < 312
 
 
-@BOTH
+@FORMS
 @pytest.mark.parametrize("process_count", [2, 4])
 def test_processes_share_each_batch(config, process_count):
     data = dataset(60, longest=70)
@@ -90,7 +91,7 @@ def test_processes_share_each_batch(config, process_count):
 # Position
 
 
-@BOTH
+@FORMS
 @pytest.mark.parametrize("stop", ["start", "middle", "last batch", "end", "second epoch"])
 def test_a_restored_position_goes_on_alike(config, stop):
     data = dataset(60, longest=70)
@@ -113,7 +114,7 @@ def test_a_restored_position_goes_on_alike(config, stop):
     restored.close()
 
 
-@BOTH
+@FORMS
 def test_threads_change_nothing(config):
     data = dataset(60, longest=70)
     runs = []
@@ -176,7 +177,7 @@ def test_many_threads_plan_an_epoch_once():
     assert 4 <= len(shuffles) <= 5  # the threads may have begun the fifth
 
 
-@BOTH
+@FORMS
 def test_an_epoch_is_planned_once_where_two_meet_and_forgotten_later(config):
     batches = TrainBatches(dataset(60, longest=70), config)
     size = batches.batches_per_epoch
@@ -193,25 +194,25 @@ def test_an_epoch_is_planned_once_where_two_meet_and_forgotten_later(config):
 # Evaluation
 
 
-@BOTH
+@FORMS
 def test_evaluation_is_every_example_once_in_one_order(config):
     data = dataset(53, longest=70)
     batches = list(evaluation_batches(data, config, "train"))
     rows = np.concatenate([b["rows"] for b in batches])
     assert rows.dtype == np.int32
-    real = rows[rows >= 0]
+    real = rows[rows >= 0]  # of isolated rows, one number for each place
     assert len(real) == len(set(real.tolist()))
     assert set(real.tolist()) == set(range(len(real)))
-    if config.form == "single":
+    if config.form != "concat":
         assert len(real) == 53
     for batch in batches:
         assert batch["tokens"].shape in batch_shapes(config)
-        filler = batch["rows"] < 0
+        filler = batch["rows"].reshape(config.batch_size, -1).max(axis=1) < 0
         assert not batch["tokens"][filler].any()
         assert not batch["keys"][filler].any()
         assert (batch["tokens"][~filler] != 0).any(axis=1).all()
     # At most one batch of each shape has fillers.
-    filled = Counter(b["tokens"].shape for b in batches if (b["rows"] < 0).any())
+    filled = Counter(b["tokens"].shape for b in batches if not b["tokens"].any(axis=1).all())
     assert max(filled.values(), default=0) <= 1
     assert all(same(a, b) for a, b in zip(batches, evaluation_batches(data, config, "train"), strict=True))
 
@@ -229,7 +230,7 @@ def test_single_evaluation_goes_by_length_and_then_by_place():
                 assert tokens.size == min(b for b in SINGLE.buckets if b >= lengths[row])
 
 
-@BOTH
+@FORMS
 def test_a_limit_takes_the_first_in_dataset_order(config):
     data = dataset(53, longest=70)
     batches = list(evaluation_batches(data, config, "train", limit=10))
@@ -240,12 +241,12 @@ def test_a_limit_takes_the_first_in_dataset_order(config):
     assert all(same(a, b) for a, b in zip(everything, evaluation_batches(data, config, "train"), strict=True))
 
 
-@BOTH
+@FORMS
 def test_an_empty_split_yields_nothing_and_a_small_one_a_filled_batch(config):
     data = dataset()
     assert list(evaluation_batches(data, config, "test")) == []
     (batch,) = evaluation_batches(data, config, "ood")
-    assert batch["rows"].tolist() == [0, -1, -1, -1]
+    assert batch["rows"].reshape(4, -1)[:, 0].tolist() == [0, -1, -1, -1]
     assert row_tokens(batch["tokens"][0]) == [*alphabet.encode("ACD").tolist(), alphabet.EOS]
 
 
@@ -277,7 +278,11 @@ def test_an_evaluation_left_early_stops_its_threads():
         ({"length": 64, "buckets": (32, 32, 64)}, "must ascend"),
         ({"length": 64, "buckets": (0, 64)}, "must ascend"),
         ({"length": 64, "buckets": (16, 32)}, "end with length, 64"),
-        ({"length": 64, "buckets": (32, 64), "form": "concat"}, "leave buckets empty"),
+        (
+            {"length": 64, "buckets": (32, 64), "form": "concat"},
+            "'concat' are all batches.length .*leave buckets empty",
+        ),
+        ({"length": 64, "buckets": (32, 64), "form": "isolated"}, "'isolated' are all .*leave buckets empty"),
     ],
 )
 def test_a_wrong_config_is_refused(fields, message):
@@ -319,6 +324,14 @@ def test_batch_shapes():
     assert batch_shapes(SINGLE) == [(4, 8), (4, 16), (4, 32)]
     assert batch_shapes(BatchesConfig(length=64, batch_size=3)) == [(3, 64)]
     assert batch_shapes(CONCAT) == [(4, 16)]
+    assert batch_shapes(ISOLATED) == [(4, 64)]
+
+
+@FORMS
+def test_batch_arrays_are_those_of_a_batch(config):
+    batch = TrainBatches(dataset(60, longest=70), config).batch(0)
+    found = {name: (array.shape, array.dtype) for name, array in batch.items()}
+    assert found == batch_arrays(config, *batch["tokens"].shape)
 
 
 # The dataset on disk
@@ -333,7 +346,7 @@ def on_disk(tmp_path_factory) -> ProteinDataset:
     return ProteinDataset.open(folder / "dataset")
 
 
-@BOTH
+@FORMS
 def test_the_dataset_on_disk_gives_the_same_batches(on_disk, config):
     assert on_disk.counts["train"] > 200
     in_memory = InMemory(

@@ -146,14 +146,24 @@ def page(folder, place, **changes):
 def test_splits_that_were_decided_otherwise(folder, tmp_path):
     text = page(
         folder, tmp_path, sequences={"train": 3, "near": 1234},
-        splits={"valid": 0.05, "test": 0.1, "held_out": [], "identity": {"threshold": 0.5, "moved_by_search": [30, 2]}},
+        splits={
+            "valid": 0.05, "test": 0.1, "held_out": [],
+            "identity": {"threshold": 0.5, "moved_by_search": [30, 2], "too_short_to_be_searched": 17},
+        },
     )  # fmt: skip
     assert "| threshold | 0.5 |" in text
     assert "| moved by search | 30, 2 |" in text
     assert "depend on nothing but" not in text
+    assert "`test`, clusters of like sequences, drawn at random, to report" in text
+    assert "below 50 % identity a sequence of `test` may have relatives" in text
+    assert "`identity.md` beside this page" in text
     assert "1,234 of them are in no split" in text
+    assert "too like evaluated ones, or (of 17) below 30 residues" in text
+    assert "is `ood`, unless it is below 30 residues." in text
     published = {"manifest": {"path": "old.parquet", "sequences": 5000}, "absent": 7}
     text = page(folder, tmp_path, splits=published)
+    assert "drawn at random" not in text
+    assert "may have close relatives" not in text
     assert "| manifest path | old.parquet |\n| manifest sequences | 5,000 |\n| absent | 7 |" in text
 
 

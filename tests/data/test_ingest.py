@@ -19,6 +19,7 @@ from proteinlm.data import stages
 from proteinlm.data.crc64 import crc64
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
+from proteinlm.data.intake import Intake
 from proteinlm.data.shard_plan import plan_shards
 from proteinlm.data.splits import SPLITS, SplitsConfig
 from proteinlm.data.uniprot import read_records
@@ -253,10 +254,10 @@ class TestRefusals:
         path = write_fasta(tmp_path / "x.fasta", [("P1", "MKV")])
         self.check(tmp_path, "has no row that can be used", [path], small(path))
 
-    def test_an_output_that_is_not_empty_or_a_file(self, tmp_path):
-        path = write_fasta(tmp_path / "x.fasta", [("P1", "MKV")])
-        self.check(tmp_path, "is not empty", [path], output=tmp_path)
-        self.check(tmp_path, "is a file", [path], output=path)
+    def test_a_source_whose_name_is_not_utf_8(self, tmp_path):
+        path = tmp_path / os.fsdecode(b"caf\xe9.fasta")
+        write_fasta(path, [("P1", "MKV")])
+        self.check(tmp_path, "no name in UTF-8: rename the file", [path])
 
     @pytest.mark.parametrize("fields", [{"name": "My-Data"}, {"shards": -1}, {"workers": -2}])
     def test_settings(self, fields):
@@ -264,13 +265,35 @@ class TestRefusals:
             IngestConfig(**fields)
 
 
-def test_an_empty_output_folder_and_missing_parents_are_fine(tmp_path):
-    path = write_fasta(tmp_path / "x ü.fasta", [("P1", "MKV")])
-    for output in (tmp_path / "empty", tmp_path / "with space" / "and ü"):
-        if output.name == "empty":
-            output.mkdir()
-        ingest([path], output, small())
-        assert sum(ProteinDataset.open(output).counts.values()) == 1
+def test_families_of_names_that_are_not_ascii(tmp_path):
+    """Both files have the same bytes, and the dataset the same text for them; nothing that a terminal would obey."""
+    path = tmp_path / "x.fasta"
+    path.write_bytes("".join(f">N\u00e9{i}\nMKV{'A' * i}\n" for i in range(3)).encode() + b">R\x1b[31m\nMKVD\n")
+    table = tmp_path / "pfam.tsv"
+    table.write_bytes("".join(f"N\u00e9{i}\tPF0000{i}\n" for i in range(3)).encode() + b"R\x1b[31m\tPF00009\n")
+    summary = ingest([path], tmp_path / "out", small(table))
+    assert summary.with_families == 4
+    assert summary.unknown[0] == 0
+    names = ProteinDataset.open(tmp_path / "out").manifest()["accession"].to_pylist()
+    assert sorted(names) == [r"N\xc3\xa90", r"N\xc3\xa91", r"N\xc3\xa92", r"R\x1b[31m"]
+
+
+def test_without_anything_to_train_on_there_is_a_warning(tmp_path):
+    path = write_fasta(tmp_path / "x.fasta", [("P1", "MKV"), ("P2", "MKVL")])
+    summary = ingest([path], tmp_path / "out", IngestConfig(SplitsConfig(0.5, 0.5), workers=1))
+    assert any("train is empty: lower --valid" in warning for warning in summary.warnings)
+
+
+def test_thousands_of_small_files_take_time_in_proportion(tmp_path, monkeypatch):
+    """The account of what is read is taken when it is saved, not at each end of a file."""
+    taken, state = [], Intake.state
+    monkeypatch.setattr(Intake, "state", lambda self: taken.append(1) or state(self))
+    paths = [write_fasta(tmp_path / f"{i}.fasta", [(f"P{i}", "MKV" + "A" * i)]) for i in range(200)]
+    ingest(paths, tmp_path / "out", small())
+    assert len(taken) <= 3
+    rows = [line for line in (tmp_path / "out" / "datasheet.md").read_text().splitlines() if ".fasta" in line]
+    assert len(rows) == 50
+    assert "and 150 more, in provenance.json" in (tmp_path / "out" / "datasheet.md").read_text()
 
 
 @pytest.mark.parametrize("stage", ["spill", "_write_examples", "write_shard", "write_manifest"])

@@ -334,7 +334,7 @@ class TestOptions:
 
     def test_a_url_is_no_output(self, few, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        with pytest.raises(InputError, match="mounted under the same name"):
+        with pytest.raises(InputError, match="is a URL; the dataset needs a folder"):
             ingest(few[0], "gs://bucket/out", with_beam(SMALL))
         assert not (tmp_path / "gs:").exists()
 

@@ -59,6 +59,13 @@ def test_without_the_program_there_is_one_sentence(monkeypatch, tmp_path):
         find_mmseqs()
 
 
+def test_a_program_of_a_relative_path_is_found_from_any_folder(monkeypatch, tmp_path):
+    stand_in(tmp_path, monkeypatch, "echo 1.2")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"bin{os.pathsep}/usr/bin{os.pathsep}/bin")
+    assert Mmseqs(tmp_path / "work", 1, 100).version == "1.2"
+
+
 @needs_mmseqs
 def test_rows_are_numbered_through_all_files(tmp_path):
     sequences = relatives(3, 1) + relatives(4, 2) + relatives(2, 3)

@@ -141,7 +141,7 @@ def test_gzip_and_truncated_gzip(tmp_path):
         pass
 
 
-names = st.from_regex(r"[A-Z0-9]{1,8}(-\d)?", fullmatch=True) | st.text("AB", min_size=30, max_size=40)
+names = st.from_regex(r"[A-Z0-9]{1,8}(-[0-9])?", fullmatch=True) | st.text("AB", min_size=30, max_size=40)
 
 
 @pytest.mark.parametrize("resident", [1 << 26, 1], ids=["held", "given back"])

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_memory import (
     CONCAT,
+    ISOLATED,
     SINGLE,
     InMemory,
     contents,
@@ -64,7 +65,7 @@ def test_keys_are_the_digest_of_the_whole_sequence():
 
 def test_a_batch_is_one_read():
     data = dataset()
-    for config in (SINGLE, CONCAT):
+    for config in (SINGLE, CONCAT, ISOLATED):
         batches = TrainBatches(data, config)
         before = data.calls
         batches.batch(0)
@@ -148,3 +149,59 @@ def test_a_protein_longer_than_many_windows_is_whole():
     config = BatchesConfig("concat", length=16, batch_size=3)
     tokens = np.concatenate([b["tokens"] for b in evaluation_batches(data, config, "train")])
     assert row_tokens(tokens.reshape(-1)) == [*alphabet.encode(long[0]).tolist(), alphabet.EOS]
+
+
+# Isolated
+
+
+def proteins_of(batch, length):
+    """Each protein of a batch of isolated rows: (its number, its key, its tokens); its row must be in order."""
+    found = []
+    for i, (tokens, segments) in enumerate(zip(batch["tokens"], batch["segments"], strict=True)):
+        np.testing.assert_array_equal(segments > 0, tokens != alphabet.PAD)
+        count = segments.max(initial=0)
+        # 1, 2, ... one after another, padding behind the last.
+        assert (np.diff(segments[segments > 0], prepend=0) <= 1).all()
+        np.testing.assert_array_equal(np.unique(segments[segments > 0]), np.arange(1, count + 1))
+        row_tokens(tokens)
+        assert not batch["keys"][i, count:].any()
+        assert batch["keys"].shape[1] == length // 2
+        for n in range(count):
+            number = int(batch["rows"][i, n]) if "rows" in batch else None
+            found.append((number, tuple(batch["keys"][i, n].tolist()), tuple(tokens[segments == n + 1].tolist())))
+        assert "rows" not in batch or (batch["rows"][i, count:] == -1).all()
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 50), min_size=1, max_size=40),
+    length=st.integers(2, 40),
+    batch_size=st.integers(1, 3),
+    seed=st.integers(0, 1000),
+)
+def test_isolated_rows_hold_every_sequence_once_as_single_rows_do(lengths, length, batch_size, seed):
+    data = InMemory(train=proteins(lengths, seed))
+    config = BatchesConfig("isolated", length=length, batch_size=batch_size, seed=seed, num_threads=0)
+    digests = data.digests("train")[:, :8].copy().view(">u4").astype(np.uint32)
+    expected = [
+        (i, tuple(digests[i].tolist()), tuple(single_row(sequence, length)))
+        for i, sequence in enumerate(data.sequences("train", range(len(lengths))))
+    ]
+    found = [p for b in evaluation_batches(data, config, "train") for p in proteins_of(b, length)]
+    assert sorted(found) == expected
+    # Training drops the rows of the last batch that is not full, and nothing else.
+    one = BatchesConfig("isolated", length=length, batch_size=1, seed=seed, num_threads=0)
+    epoch = [p[1:] for b in epoch_of(TrainBatches(data, one), seed % 3) for p in proteins_of(b, length)]
+    assert sorted(epoch) == sorted(p[1:] for p in expected)
+
+
+def test_isolated_rows_are_new_in_every_epoch_and_keep_their_lengths():
+    data = dataset(400, longest=50)
+    batches = TrainBatches(data, BatchesConfig("isolated", length=64, batch_size=1))
+    epochs = [[frozenset(p[1] for p in proteins_of(b, 64)) for b in epoch_of(batches, epoch)] for epoch in range(2)]
+    assert len(set(epochs[0]) & set(epochs[1])) < 0.3 * len(epochs[0])
+    lengths = [
+        sorted(tuple(len(p[2]) for p in proteins_of(b, 64)) for b in epoch_of(batches, epoch)) for epoch in range(2)
+    ]
+    assert lengths[0] == lengths[1]

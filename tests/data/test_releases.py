@@ -167,6 +167,30 @@ def test_nothing_is_downloaded_for_an_output_that_is_occupied(server, tmp_path, 
     assert server.asked == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--output", "out", "--downloads", "out/x"], "would be in the dataset's folder"),
+        (["--output", "uniprot_downloads"], "would be in the dataset's folder"),
+        (["--output", "out", "--downloads", "file"], "need a folder"),
+        (["--output", "out", "--families", "absent.tsv"], "absent.tsv cannot be read"),
+        (["absent.fasta", "--output", "out"], "absent.fasta cannot be read"),
+        (["--output", "out", "--splits", "absent"], "there is no manifest absent"),
+        (["--output", "out", "--split-identity", "50"], "a fraction above 0"),
+        (["--output", "out", "--workers", "-1"], "workers is -1"),
+        (["--output", "out", "--name", "n" * 101], "at most 100"),
+    ],
+)
+def test_nothing_is_downloaded_before_the_rest_is_right(server, tmp_path, capsys, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    release = ["--release", "current", "--section", "sprot", "--release-url", server.url]
+    assert main(["ingest", *arguments, *release]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert server.asked == []
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 @pytest.mark.parametrize("arguments", [["--section", "sprot"], ["--downloads", "x"]])
 def test_options_of_a_release_need_one(arguments, tmp_path, capsys):
     assert main(["ingest", "sample", *arguments, "--output", str(tmp_path / "out")]) == 2

@@ -25,6 +25,14 @@ def put(tmp_path, data, name="file"):
     return path
 
 
+ENTRY = b"""ID   A1_HUMAN                Reviewed;           3 AA.
+AC   P12345;
+SQ   SEQUENCE   3 AA;  344 MW;  0000000000000000 CRC64;
+     MKV
+//
+"""
+
+
 def test_compression_is_told_by_content_not_by_name(tmp_path):
     for name in ("a.fasta", "a.gz", "a.zst"):
         for data in (FASTA, gzip.compress(FASTA, mtime=0), zstd.compress(FASTA)):
@@ -149,6 +157,8 @@ def test_blocks_are_whole_records_and_all_of_them(tmp_path, monkeypatch, size):
         (b"BZh91AY", "bzip2"),
         (b"PK\x03\x04...", "zip"),
         (b"\x00\x01\x02\xff binary", "starts neither"),
+        (FASTA + ENTRY, r"begins as FASTA and goes on as a UniProtKB flat file \('ID   A1_HUMAN.* two files"),
+        (ENTRY + FASTA, r"begins as a UniProtKB flat file and goes on as FASTA \('>"),
     ],
 )
 def test_what_is_no_file_of_proteins_is_refused(tmp_path, data, message):
@@ -205,6 +215,40 @@ def test_remote_files_are_read_as_local_ones(tmp_path):
     with pytest.raises(InputError, match="memory://up/cut.gz is cut short"):
         read("memory://up/cut.gz")
     system.store.clear()
+
+
+@pytest.mark.parametrize("size", [1, 50, 1 << 20])
+@pytest.mark.parametrize(
+    "content",
+    [
+        FASTA + ENTRY * 3,
+        FASTA[:-1] + ENTRY,
+        FASTA + b"\xef\xbb\xbf" + ENTRY,
+        ENTRY * 3 + b"\n" + FASTA,
+        ENTRY[:-4] + FASTA,
+        ENTRY + b"\xef\xbb\xbf" + FASTA,
+        ENTRY + b"; a comment\n" + FASTA,
+    ],
+)
+def test_two_formats_in_one_file_are_refused_wherever_blocks_end(tmp_path, monkeypatch, content, size):
+    monkeypatch.setattr(sources, "_READ_BYTES", 7)
+    with pytest.raises(InputError, match="goes on as"):
+        list(SourceFile(put(tmp_path, content, "given.txt")).blocks(size))
+
+
+def test_two_large_parts_of_two_formats_are_told_apart_too(tmp_path, monkeypatch):
+    """What is no end of a record to the first format is looked at before it is called too long."""
+    monkeypatch.setattr(sources, "RECORD_BYTES", 2000)
+    path = put(tmp_path, b">P1\nMKV\n" + ENTRY * 100, "given.txt")
+    with pytest.raises(InputError, match="goes on as a UniProtKB flat file"):
+        list(SourceFile(path).blocks(50))
+
+
+def test_what_only_looks_like_the_other_format_is_none(tmp_path):
+    header = b">P1 ID   A_B   Reviewed; 3 AA.\nMKV\n>P2 x\nMKL\n"
+    assert b"".join(block.data for block in SourceFile(put(tmp_path, header, "a")).blocks(5)) == header
+    comment = ENTRY.replace(b"SQ ", b"CC   a > b, ID   x Reviewed;\nSQ ", 1)
+    assert b"".join(block.data for block in SourceFile(put(tmp_path, comment, "b")).blocks(5)) == comment
 
 
 def test_many_files_are_sorted_whatever_the_order(tmp_path):

@@ -18,11 +18,18 @@ class MechanismConfig:
     Attributes:
         kind: its name in JSON and in the registry.
         no_causal: why there is no causal form; "" where there is one.
+        no_segments: why several proteins cannot share a row; "" where they can.
         shares_queries_and_keys: the model gives the queries as keys too, and has no layer for keys.
     """
 
     kind: ClassVar[str]
     no_causal: ClassVar[str] = ""
+
+    @property
+    def no_segments(self) -> str:
+        """See above."""
+        return ""
+
     shares_queries_and_keys: ClassVar[bool] = False
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "Attention":
@@ -43,7 +50,16 @@ class Attention(nnx.Module):
         self.num_heads = num_heads
         self.head_dim = head_dim
 
-    def __call__(self, q: Array, k: Array, v: Array, *, causal: bool, key_mask: Array | None = None) -> Array:
+    def __call__(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        causal: bool,
+        key_mask: Array | None = None,
+        segments: Array | None = None,
+    ) -> Array:
         """Return each residue's average of the values, weighted by attention, in the values' dtype.
 
         Args:
@@ -54,14 +70,20 @@ class Attention(nnx.Module):
             key_mask: bool [B, L], False where a residue is padding: nobody sees it. A row that sees nothing gives 0,
                 and its gradient is 0. What a padded query reads is not specified: 0, or what the residues around it
                 give.
+            segments: int [B, L], which protein of its row a residue belongs to, at most L; those of one lie one after
+                another. 0 is padding, and no key_mask is given then. Residues see their own protein alone, as if it
+                had the row for itself; what the others hold, NaN and infinities too, changes no bit of what it reads.
 
         Raises:
             ValueError: an argument has the wrong rank, axes or dtype (the message names it and its shape), or the
-                mechanism has no causal form.
+                mechanism has no causal form, or none for segments.
         """
         self._check(q, k, v, key_mask)
         if causal:
             self._check_causal()
+        if segments is not None:
+            self._check_segments(q, key_mask, segments)
+            return self._isolated(q, k, v, causal, segments)
         return self._attend(q, k, v, causal, key_mask)
 
     def weights(self, q: Array, k: Array, *, causal: bool, key_mask: Array | None = None) -> Array:
@@ -111,6 +133,11 @@ class Attention(nnx.Module):
     @abc.abstractmethod
     def _weights(self, q: Array, k: Array, causal: bool, key_mask: Array | None) -> Array: ...
 
+    # Of mechanisms that say no reason in `no_segments`:
+
+    def _attend_segments(self, q: Array, k: Array, v: Array, causal: bool, segments: Array) -> Array:
+        raise NotImplementedError(self._lacks("_attend_segments", "no_segments"))
+
     # Of mechanisms with a causal form:
 
     def _prefill(self, q: Array, k: Array, v: Array, key_mask: Array | None, max_length: int) -> tuple[Array, Any]:
@@ -119,12 +146,40 @@ class Attention(nnx.Module):
     def _step(self, q: Array, k: Array, v: Array, state: Any) -> tuple[Array, Any]:
         raise NotImplementedError(self._lacks("_step"))
 
-    def _lacks(self, name: str) -> str:
-        return f"{type(self).__name__} has no {name}: write it, or say in no_causal of its config why it has none"
+    def _lacks(self, name: str, reason: str = "no_causal") -> str:
+        return f"{type(self).__name__} has no {name}: write it, or say in {reason} of its config why it has none"
+
+    def _isolated(self, q: Array, k: Array, v: Array, causal: bool, segments: Array) -> Array:
+        """Attend inside segments; one that holds anything not finite reads NaN, and no other meets it.
+
+        Masked pairs have the weight 0, and 0 times a finite number is nothing; but 0 times an infinity is NaN.
+        """
+        fine = jnp.isfinite(q).all((2, 3)) & jnp.isfinite(k).all((2, 3)) & jnp.isfinite(v).all((2, 3))
+
+        def of_row(fine: Array, segments: Array) -> Array:
+            return jax.ops.segment_min(fine.astype(jnp.int32), segments, segments.shape[0] + 1)[segments] > 0
+
+        fine = jax.vmap(of_row)(fine, segments)[:, :, None, None]
+        shared = k is q
+        q, v = (jnp.where(fine, x, jnp.zeros((), x.dtype)) for x in (q, v))
+        k = q if shared else jnp.where(fine, k, jnp.zeros((), k.dtype))
+        out = self._attend_segments(q, k, v, causal, segments)
+        return jnp.where(fine, out, jnp.full((), jnp.nan, out.dtype))
 
     def _check_causal(self) -> None:
         if self.config.no_causal:
             raise ValueError(f"{self.config.kind} attention has no causal form: {self.config.no_causal}")
+
+    def _check_segments(self, q: Array, key_mask: Array | None, segments: Array) -> None:
+        if self.config.no_segments:
+            raise ValueError(f"{self.config.kind} attention takes no segments: {self.config.no_segments}")
+        if segments.shape != q.shape[:2] or not jnp.issubdtype(segments.dtype, jnp.integer):
+            raise ValueError(
+                f"segments has shape {segments.shape} and dtype {segments.dtype}; expected integers {q.shape[:2]} "
+                "([B, L])"
+            )
+        if key_mask is not None:
+            raise ValueError("segments and key_mask are both given; padding is segment 0, so leave key_mask out")
 
     def _check(self, q: Array, k: Array, v: Array | None, key_mask: Array | None) -> None:
         if q.ndim != 4 or q.shape[2:] != (self.num_heads, self.head_dim) or not jnp.issubdtype(q.dtype, jnp.floating):

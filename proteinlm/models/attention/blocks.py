@@ -3,10 +3,10 @@
 import math
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Shaped
 
 
-def split(x: Float[Array, "B L H W"], block: int) -> Float[Array, "S N C W"]:
+def split(x: Shaped[Array, "B L H W"], block: int) -> Shaped[Array, "S N C W"]:
     """Cut into S = L / C blocks, rounded up; zeros fill the last one."""
     batch, length, heads, width = x.shape
     steps = math.ceil(length / block)

@@ -84,6 +84,36 @@ def layout_of(
     return Layout(place, residue, code, alone.all(0))
 
 
+def layout_in_segments(
+    buckets: Int[Array, "R N L"], segments: Int[Array, "N L"], num_buckets: int, window: int, causal: bool
+) -> Layout:
+    """Sort each round's residues by segment, bucket and position; arguments as of `layout_of`, segment 0 is padding.
+
+    A segment's part of the list begins where the segment does in its row, whatever the others hold. Its buckets follow
+    each other without a gap, for as many of them as there are segments would waste as many blocks: so a later token of
+    the same protein can move the arithmetic of an earlier one, by rounding alone.
+    """
+    length, block = buckets.shape[-1], _block(window)
+    size = (length + block - 1) // block * block
+    numbers = jnp.arange(length, dtype=jnp.int32)
+
+    def place_row(bucket: Array, segments: Array) -> tuple[Array, ...]:
+        shown = segments > 0
+        group = jnp.where(shown, segments * num_buckets + bucket, jnp.iinfo(jnp.int32).max)
+        order = jnp.argsort(group, stable=True)
+        place = jnp.argsort(order).astype(jnp.int32)
+        differs = group[order][1:] != group[order][:-1]
+        begins, ends = jnp.pad(differs, (1, 0), constant_values=True), jnp.pad(differs, (0, 1), constant_values=True)
+        alone = begins if causal else begins & ends
+        code = numbers + jnp.cumsum(begins, dtype=jnp.int32) * (window + 1)
+        listed = jnp.where(shown, place, size)
+        residue = jnp.full(size, length, jnp.int32).at[listed].set(numbers, mode="drop")
+        return listed, residue, code[place], alone[place]
+
+    place, residue, code, alone = jax.vmap(jax.vmap(place_row), in_axes=(0, None))(buckets, segments)
+    return Layout(place, residue, code, alone.all(0))
+
+
 def ranks(bucket: Int[Array, " L"], num_buckets: int) -> tuple[Int[Array, " L"], Int[Array, " K"]]:
     """Return how many of its bucket come before each residue, and each bucket's size; padding is in bucket K."""
     order = jnp.argsort(bucket, stable=True)

@@ -6,21 +6,23 @@ with w and den given by a `Kernel`: softmax, or a power. The forward pass goes o
 queries sees and carries sums (for softmax relative to a running maximum); it keeps the output and one number a row, by
 which the backward pass makes the same weights again, block by block (FlashAttention, arXiv 2205.14135). For either
 kernel the gradient of a weight is dout_i.(v_j - out_i) / den_i. Causal attention never touches blocks above the
-diagonal, and masks the blocks on it alone.
+diagonal, and masks the blocks on it alone. Segments mask pairs, and blocks that share no protein are not touched: time
+grows with L times the longest protein.
 
 Axes: N = B * H rows, S blocks, C residues of a block. Scores, sums and products are float32 whatever the inputs are.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from proteinlm.models.attention.blocks import join, split, split_mask
 from proteinlm.models.attention.linear import NEVER
+from proteinlm.models.positions import segment_starts
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,46 @@ class Power:
 Kernel = Softmax | Power
 
 
+class _Segments(NamedTuple):
+    """Segments cut into blocks, in place of the mask of visible keys.
+
+    Attributes:
+        number: int32 [S, N, C], of each residue; 0 at padding.
+        first: int32 [S], the first block that shares a segment with each block, in any row.
+        stop: int32 [S], the one after the last.
+    """
+
+    number: Int[Array, "S N C"]
+    first: Int[Array, "S"]
+    stop: Int[Array, "S"]
+
+
+def _cut(segments: Int[Array, "B L"], heads: int, block: int) -> _Segments:
+    steps = -(-segments.shape[1] // block)
+    segments = jnp.pad(segments.astype(jnp.int32), ((0, 0), (0, steps * block - segments.shape[1])))
+    shape = len(segments), steps, block
+    starts = segment_starts(segments)
+    # Seen from the right, a segment starts where it ends.
+    ends = steps * block - 1 - segment_starts(segments[:, ::-1])[:, ::-1]
+    first = starts.reshape(shape).min((0, 2)) // block
+    stop = ends.reshape(shape).max((0, 2)) // block + 1
+    number = jnp.broadcast_to(segments.reshape(shape).swapaxes(0, 1)[:, :, None], (steps, shape[0], heads, block))
+    return _Segments(number.reshape(steps, -1, block), first, stop)
+
+
+def _pairs(visible: Bool[Array, "S N C"] | _Segments, i: Array, j: Array) -> Bool[Array, "N _ C"]:
+    """Return what the queries of block i see of the keys of block j, [N, queries or 1, keys]."""
+    if isinstance(visible, _Segments):
+        of_keys = _at(visible.number, j)[:, None, :]
+        return (_at(visible.number, i)[:, :, None] == of_keys) & (of_keys > 0)
+    return _at(visible, j)[:, None, :]
+
+
+def _range(visible: Bool[Array, "S N C"] | _Segments | None, i: Array, steps: int) -> tuple[int | Array, int | Array]:
+    """Return the blocks that block i sees or is seen by, (first, one after the last), were attention not causal."""
+    return (_at(visible.first, i), _at(visible.stop, i)) if isinstance(visible, _Segments) else (0, steps)
+
+
 def exact_attention(
     q: Float[Array, "B L H D"],
     k: Float[Array, "B L H D"],
@@ -103,6 +145,7 @@ def exact_attention(
     *,
     causal: bool,
     key_mask: Bool[Array, "B L"] | None = None,
+    segments: Int[Array, "B L"] | None = None,
     block_size: int = 512,
 ) -> Float[Array, "B L H E"]:
     """Attend exactly, in the values' dtype.
@@ -112,12 +155,15 @@ def exact_attention(
         kernel: how scores become weights.
         causal: residue i sees residues 0 to i alone.
         key_mask: False for keys that nobody sees.
+        segments: in place of key_mask, see `Attention.__call__`.
         block_size: C; L need not be a multiple, and C may exceed L. Speed and memory alone depend on it.
     """
     batch, length, heads, _ = v.shape
     block = min(block_size, length)
     # Keys that fill the last block come after every residue: the causal mask hides them by itself.
     visible = None if causal and key_mask is None else split_mask(key_mask, batch, length, heads, block)
+    if segments is not None:
+        visible = _cut(segments, heads, block)
     out = _attend(kernel, causal, *(split(x, block) for x in (q, k, v)), visible)
     return join(out, batch, length, heads).astype(v.dtype)
 
@@ -143,7 +189,7 @@ def _plain(
     q: Float[Array, "S N C D"],
     k: Float[Array, "S N C D"],
     v: Float[Array, "S N C E"],
-    visible: Bool[Array, "S N C"] | None,
+    visible: Bool[Array, "S N C"] | _Segments | None,
 ) -> Float[Array, "S N C E"]:
     return _forward(kernel, causal, q, k, v, visible)[0]
 
@@ -154,7 +200,7 @@ def _forward(
     q: Float[Array, "S N C D"],
     k: Float[Array, "S N C D"],
     v: Float[Array, "S N C E"],
-    visible: Bool[Array, "S N C"] | None,
+    visible: Bool[Array, "S N C"] | _Segments | None,
 ) -> tuple[Float[Array, "S N C E"], tuple]:
     """Return the output in float32, and what the backward pass needs."""
     steps, rows, block, _ = q.shape
@@ -169,7 +215,7 @@ def _forward(
             if diagonal:
                 scores = jnp.where(_past(block), scores, kernel.hidden)
             if visible is not None:
-                scores = jnp.where(_at(visible, j)[:, None, :], scores, kernel.hidden)
+                scores = jnp.where(_pairs(visible, i, j), scores, kernel.hidden)
             new = kernel.maximum(maximum, scores)
             weights, kept = kernel.weights(scores, new), kernel.kept(maximum, new)
             out = out * kept[..., None] + jnp.einsum("nij,nje->nie", weights, _float(v, j))
@@ -177,7 +223,8 @@ def _forward(
 
         empty = jnp.zeros((rows, block), jnp.float32)
         sums = (empty + NEVER, empty, jnp.zeros((rows, block, v.shape[-1]), jnp.float32))
-        sums = lax.fori_loop(0, i if causal else steps, absorb, sums)
+        first, stop = _range(visible, i, steps)
+        sums = lax.fori_loop(first, i if causal else stop, absorb, sums)
         maximum, total, out = absorb(i, sums, diagonal=True) if causal else sums
         denominator = kernel.denominator(total)
         return None, (out / denominator[..., None], kernel.normaliser(maximum, denominator))
@@ -197,7 +244,7 @@ def _backward(kernel: Kernel, causal: bool, kept: tuple, d_out: Float[Array, "S 
     d_out_out = (d_out * out).sum(-1)
 
     def column(d_q: Array, inputs: tuple) -> tuple[Array, tuple[Array, Array]]:
-        j, k_j, v_j, visible_j = inputs
+        j, k_j, v_j = inputs
         k_j, v_j = k_j.astype(jnp.float32), v_j.astype(jnp.float32)
         k_j_transposed = k_j.transpose(0, 2, 1)
 
@@ -207,8 +254,8 @@ def _backward(kernel: Kernel, causal: bool, kept: tuple, d_out: Float[Array, "S 
             scores = jnp.einsum("njd,nid->nji", k_j, q_i)
             if diagonal:
                 scores = jnp.where(_past(block).transpose(0, 2, 1), scores, kernel.hidden)
-            if visible_j is not None:
-                scores = jnp.where(visible_j[:, :, None], scores, kernel.hidden)
+            if visible is not None:
+                scores = jnp.where(_pairs(visible, i, j).transpose(0, 2, 1), scores, kernel.hidden)
             weights, slopes = kernel.normalised(scores, _at(normaliser, i)[:, None, :])
             d_weights = jnp.einsum("nje,nie->nji", v_j, d_out_i) - _at(d_out_out, i)[:, None, :]
             d_scores = slopes * d_weights
@@ -219,11 +266,12 @@ def _backward(kernel: Kernel, causal: bool, kept: tuple, d_out: Float[Array, "S 
 
         sums = (d_q, jnp.zeros_like(k_j), jnp.zeros_like(v_j))
         sums = absorb(j, sums, diagonal=True) if causal else sums
-        d_q, d_k, d_v = lax.fori_loop(j + 1 if causal else 0, steps, absorb, sums)
+        first, stop = _range(visible, j, steps)
+        d_q, d_k, d_v = lax.fori_loop(j + 1 if causal else first, stop, absorb, sums)
         return d_q, (d_k.astype(k.dtype), d_v.astype(v.dtype))
 
     nothing = jnp.zeros((steps, rows, width, block), jnp.float32)
-    d_q, (d_k, d_v) = lax.scan(column, nothing, (jnp.arange(steps), k, v, visible))
+    d_q, (d_k, d_v) = lax.scan(column, nothing, (jnp.arange(steps), k, v))
     return (d_q * kernel.scale).transpose(0, 1, 3, 2).astype(q.dtype), d_k, d_v, None
 
 

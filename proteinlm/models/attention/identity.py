@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from proteinlm.models.attention.base import Attention, MechanismConfig
 
@@ -33,6 +33,16 @@ class IdentityAttention(Attention):
         key_mask: Bool[Array, "B L"] | None,
     ) -> Float[Array, "B L H E"]:
         return v if key_mask is None else jnp.where(key_mask[:, :, None, None], v, jnp.zeros((), v.dtype))
+
+    def _attend_segments(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        v: Float[Array, "B L H E"],
+        causal: bool,
+        segments: Int[Array, "B L"],
+    ) -> Float[Array, "B L H E"]:
+        return self._attend(q, k, v, causal, segments > 0)
 
     def _weights(
         self,

@@ -90,6 +90,12 @@ class LinearAttention(Attention):
     def _attend(self, q: Array, k: Array, v: Array, causal: bool, key_mask: Array | None) -> Array:
         return linear_attention(q, k, v, causal=causal, key_mask=key_mask, **self._options())[0]
 
+    def _attend_segments(self, q: Array, k: Array, v: Array, causal: bool, segments: Array) -> Array:
+        # That file stands on this one.
+        from proteinlm.models.attention.linear_segments import segmented_attention
+
+        return segmented_attention(q, k, v, segments, causal=causal, **self._options())
+
     def _prefill(self, q: Array, k: Array, v: Array, key_mask: Array | None, max_length: int) -> tuple[Array, State]:
         return linear_attention(q, k, v, causal=True, key_mask=key_mask, **self._options())
 
@@ -149,31 +155,31 @@ def linear_attention(
     def causal_step(state: State, inputs: tuple) -> tuple[State, Array]:
         q, k, v, visible = inputs
         phi_q = query_features(q.astype(jnp.float32))
-        phi_k = _visible_features(key_features(k.astype(jnp.float32)), visible)
+        phi_k = visible_features(key_features(k.astype(jnp.float32)), visible)
         v_one = with_ones(v)
         sums, running = _causal_chunk(state, phi_q, phi_k, v_one, local_kernel)
         sums = checkpoint_name(sums, "sums")
-        return _absorb(state, phi_k, v_one), read(sums, phi_q.log_scale, running)
+        return absorb(state, phi_k, v_one), read(sums, phi_q.log_scale, running)
 
     def read_step(state: State, q: Array) -> tuple[State, Array]:
         phi_q = query_features(q.astype(jnp.float32))
         scale = None if state.maximum is None else state.maximum[:, None]
-        sums = checkpoint_name(_read_state(state, phi_q.values), "sums")
+        sums = checkpoint_name(read_state(state, phi_q.values), "sums")
         return state, read(sums, phi_q.log_scale, scale)
 
     def block_step(state: State, inputs: tuple) -> tuple[State, Array]:
         """Sums over the chunk itself, in both directions, and over what the scan has passed."""
         q, k, v, visible = inputs
         phi_q, phi_k = query_features(q.astype(jnp.float32)), key_features(k.astype(jnp.float32))
-        phi_k, v_one = _visible_features(phi_k, visible), with_ones(v)
-        sums = jnp.einsum("nij,nje->nie", _local_scores(phi_q, phi_k, local_kernel), v_one)
-        return _absorb(state, phi_k, v_one), sums + _read_state(state, phi_q.values)
+        phi_k, v_one = visible_features(phi_k, visible), with_ones(v)
+        sums = jnp.einsum("nij,nje->nie", local_scores(phi_q, phi_k, local_kernel), v_one)
+        return absorb(state, phi_k, v_one), sums + read_state(state, phi_q.values)
 
     def beyond_step(state: State, inputs: tuple) -> tuple[State, Array]:
         q, k, v, visible, sums = inputs
-        sums = sums + _read_state(state, query_features(q.astype(jnp.float32)).values)
-        phi_k = _visible_features(key_features(k.astype(jnp.float32)), visible)
-        return _absorb(state, phi_k, with_ones(v)), read(sums, None, None)
+        sums = sums + read_state(state, query_features(q.astype(jnp.float32)).values)
+        phi_k = visible_features(key_features(k.astype(jnp.float32)), visible)
+        return absorb(state, phi_k, with_ones(v)), read(sums, None, None)
 
     # Of a chunk its sums alone are kept, as large as the output: the products that make them are not done again.
     remade = partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("sums"))
@@ -241,8 +247,8 @@ def _causal_chunk(
     """Return sums over the state and the chunk's keys up to each query, divided by exp(M_i), and M_i."""
     length = phi_q.values.shape[1]
     past = jnp.tril(jnp.ones((length, length), bool))[None]
-    scores = _local_scores(phi_q, phi_k, local_kernel)
-    from_state = _read_state(state, phi_q.values)
+    scores = local_scores(phi_q, phi_k, local_kernel)
+    from_state = read_state(state, phi_q.values)
     if phi_k.log_scale is None or state.maximum is None:
         return jnp.einsum("nij,nje->nie", jnp.where(past, scores, 0.0), v_one) + from_state, None
     # M_i only moves a factor between sums and exponents, so no gradient goes through it.
@@ -254,7 +260,7 @@ def _causal_chunk(
     return jnp.einsum("nij,nje->nie", scores * decay, v_one) + from_state, running
 
 
-def _local_scores(
+def local_scores(
     phi_q: Features, phi_k: Features, local_kernel: Callable[[Array], Array] | None
 ) -> Float[Array, "N C C"]:
     """Return the scores inside a chunk, of all pairs."""
@@ -263,11 +269,12 @@ def _local_scores(
     return local_kernel(jnp.einsum("niw,njw->nij", phi_q.local, phi_k.local))
 
 
-def _read_state(state: State, phi_q: Float[Array, "N C M"]) -> Float[Array, "N C F"]:
+def read_state(state: State, phi_q: Float[Array, "N C M"]) -> Float[Array, "N C F"]:
+    """Return the sums that the state has for each query, divided by exp(maximum)."""
     return jnp.einsum("ncm,nem->nce", phi_q, state.sums)
 
 
-def _absorb(state: State, phi_k: Features, v_one: Float[Array, "N C F"]) -> State:
+def absorb(state: State, phi_k: Features, v_one: Float[Array, "N C F"]) -> State:
     """Add a chunk of keys and values to the state."""
     if phi_k.log_scale is None or state.maximum is None:
         return State(state.sums + jnp.einsum("nce,ncm->nem", v_one, phi_k.values), None)
@@ -288,12 +295,12 @@ def _absorb_all(
 
     def step(state: State, inputs: tuple) -> tuple[State, None]:
         k, v, visible = inputs
-        return _absorb(state, _visible_features(key_features(k.astype(jnp.float32)), visible), with_ones(v)), None
+        return absorb(state, visible_features(key_features(k.astype(jnp.float32)), visible), with_ones(v)), None
 
     return jax.lax.scan(jax.checkpoint(step), state, (keys, values, visible))[0]
 
 
-def _visible_features(features: Features, visible: Bool[Array, "N C"] | None) -> Features:
+def visible_features(features: Features, visible: Bool[Array, "N C"] | None) -> Features:
     """Silence masked keys: phi becomes 0 (kernel_epsilon makes phi(0) > 0), the log scale log 0."""
     if visible is None:
         return features

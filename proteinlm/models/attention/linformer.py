@@ -48,6 +48,14 @@ class LinformerConfig(MechanismConfig):
     delta: float = 1e-6
     block_size: int = 256
 
+    @property
+    def no_segments(self) -> str:
+        """Why several proteins cannot share a row."""
+        return (
+            "every protein would need projected keys and values of its own, as many as there are projections, which is "
+            "more than most proteins have residues; take batches.form single"
+        )
+
     def __post_init__(self):
         if self.projections not in get_args(Projections):
             raise InputError(

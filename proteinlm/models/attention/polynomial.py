@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from proteinlm.errors import InputError
 from proteinlm.models.attention.base import Attention, MechanismConfig, visible_pairs
@@ -66,6 +66,17 @@ class PolynomialAttention(Attention):
     ) -> Float[Array, "B L H E"]:
         kernel, block_size = Power(self.config.degree), self.config.block_size
         return exact_attention(*self.norm(q, k), v, kernel, causal=causal, key_mask=key_mask, block_size=block_size)
+
+    def _attend_segments(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        v: Float[Array, "B L H E"],
+        causal: bool,
+        segments: Int[Array, "B L"],
+    ) -> Float[Array, "B L H E"]:
+        kernel, block_size = Power(self.config.degree), self.config.block_size
+        return exact_attention(*self.norm(q, k), v, kernel, causal=causal, segments=segments, block_size=block_size)
 
     def _weights(
         self,

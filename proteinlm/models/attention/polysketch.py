@@ -8,8 +8,8 @@ self-tensoring, r (r + 1) / 2 of them. Without it (`nonnegative` False) S has de
 sign (Algorithm 1's PolySketchWithNegativity).
 
 Local blocks. With `local`, residues of one block of `block_size` have the exact score <q'_i, k'_j>^p. Blocks are
-counted from a row's first residue, wherever padding lies, and the same in both modes: the paper has the causal one
-alone. A padded query reads 0 then.
+counted from a row's first residue (in segments: from a segment's), wherever padding lies, and the same in both modes:
+the paper has the causal one alone. A padded query reads 0 then.
 """
 
 from dataclasses import dataclass
@@ -17,12 +17,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from proteinlm.errors import InputError
 from proteinlm.models.attention.base import Attention, MechanismConfig, left_aligned, restored, visible_pairs
-from proteinlm.models.attention.blocks import with_ones
+from proteinlm.models.attention.blocks import join, split, with_ones
 from proteinlm.models.attention.linear import Features, State, absorbed, divide, linear_attention
+from proteinlm.models.attention.linear_segments import segmented_attention
 from proteinlm.models.attention.norms import QKNorm
 from proteinlm.models.attention.sketch import LearnedSketch, RandomSketch, self_tensor
 
@@ -141,6 +142,41 @@ class PolySketchAttention(Attention):
             return linear_attention(q, k, v, causal=causal, key_mask=key_mask, **self._options())[0]
         q, k, v, mask = left_aligned(key_mask, q, k, v, key_mask)
         return restored(key_mask, linear_attention(q, k, v, causal=causal, key_mask=mask, **self._options())[0])
+
+    def _attend_segments(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        v: Float[Array, "B L H E"],
+        causal: bool,
+        segments: Int[Array, "B L"],
+    ) -> Float[Array, "B L H E"]:
+        q, k = self.norm(q, k)
+        options = self._options()
+        if not self.config.local:
+            return segmented_attention(q, k, v, segments, causal=causal, **options)
+        # Each residue's sketch is scored in up to three chunks: it is made once, and travels with the residue.
+        q, k = self._with_sketch(q), self._with_sketch(k)
+        options |= {"query_features": self._of_sketch, "key_features": self._of_sketch}
+        return segmented_attention(q, k, v, segments, causal=causal, block_scores=self._block_scores, **options)
+
+    def _with_sketch(self, x: Float[Array, "B L H D"]) -> Float[Array, "B L H DR"]:
+        batch, length, heads, _ = x.shape
+        sketches = jax.lax.map(jax.checkpoint(self.sketch), split(x, min(self.config.block_size, length)))
+        return jnp.concatenate([x, join(sketches, batch, length, heads)], axis=-1)
+
+    def _of_sketch(self, x: Float[Array, "N C DR"]) -> Features:
+        """Return `_features` of what has its sketch behind it."""
+        sketch = x[..., self.head_dim :]
+        return Features(self_tensor(sketch) if self.config.nonnegative else sketch, local=x)
+
+    def _block_scores(self, phi_q: Features, phi_k: Features, same_block: Bool[Array, "N C K"]) -> Array:
+        """Return exact scores in a block, those of the sketch elsewhere."""
+        assert phi_q.local is not None and phi_k.local is not None  # noqa: PT018
+        (q, sketch_q), (k, sketch_k) = (jnp.split(x, [self.head_dim], axis=-1) for x in (phi_q.local, phi_k.local))
+        far = jnp.einsum("nir,njr->nij", sketch_q, sketch_k)
+        far = far**2 if self.config.nonnegative else far
+        return jnp.where(same_block, jnp.einsum("nid,njd->nij", q, k) ** self.config.degree, far)
 
     def _weights(
         self,

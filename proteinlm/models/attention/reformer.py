@@ -20,6 +20,7 @@ Hashes are compared in float32: a query on the border of two buckets may fall in
 shape (a step, another length) rounds otherwise.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -33,7 +34,15 @@ from jaxtyping import Array, Bool, Float, Int
 from proteinlm.errors import InputError
 from proteinlm.models.attention.base import Attention, MechanismConfig, Projection, visible_pairs
 from proteinlm.models.attention.blocks import with_ones
-from proteinlm.models.attention.buckets import attend_in_buckets, layout_of, ranks, softmax_sums, take
+from proteinlm.models.attention.buckets import (
+    Layout,
+    attend_in_buckets,
+    layout_in_segments,
+    layout_of,
+    ranks,
+    softmax_sums,
+    take,
+)
 from proteinlm.models.attention.linear import NEVER, divide
 
 # A query shorter than this has no direction: its key is 0.
@@ -134,14 +143,30 @@ class ReformerAttention(Attention):
         causal: bool,
         key_mask: Bool[Array, "B L"] | None,
     ) -> Float[Array, "B L H E"]:
+        return self._in_layout(layout_of, q, k, v, causal, _of_heads(key_mask, q, True))
+
+    def _attend_segments(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        v: Float[Array, "B L H E"],
+        causal: bool,
+        segments: Int[Array, "B L"],
+    ) -> Float[Array, "B L H E"]:
+        return self._in_layout(layout_in_segments, q, k, v, causal, _of_heads(segments, q))
+
+    def _in_layout(
+        self, layout_of: Callable[..., Layout], q: Array, k: Array, v: Array, causal: bool, shown: Array
+    ) -> Float[Array, "B L H E"]:
+        """Attend with residues laid out by a function of buckets.py; `shown` [N, L] is its second argument."""
         _check_shared(q, k)
-        queries, values, visible = _rows(q), _rows(v), _visible_rows(key_mask, q)
+        queries, values = _rows(q), _rows(v)
         config, length = self.config, q.shape[1]
         # Ranks differ by less than L: a longer window sees no more.
         window = min(config.bucket_size, length)
-        layout = layout_of(self.buckets(queries), visible, config.num_buckets, window, causal)
+        layout = layout_of(self.buckets(queries), shown, config.num_buckets, window, causal)
         out = attend_in_buckets(queries * q.shape[-1] ** -0.5, _unit(queries), values, layout, window, causal)
-        out = jnp.where((layout.alone & visible)[..., None], values, out)
+        out = jnp.where((layout.alone & shown.astype(bool))[..., None], values, out)
         return _unrows(out, q.shape[0]).astype(v.dtype)
 
     def _weights(
@@ -178,7 +203,7 @@ class ReformerAttention(Attention):
     ) -> tuple[Float[Array, "B L H E"], State]:
         _check_shared(q, k)
         config, length = self.config, q.shape[1]
-        queries, visible = _rows(q), _visible_rows(key_mask, q)
+        queries, visible = _rows(q), _of_heads(key_mask, q, True)
         fill = partial(_fill_rings, num_buckets=config.num_buckets, window=config.bucket_size)
         bucket = jnp.where(visible[None], self.buckets(queries), config.num_buckets)
         positions, counts = jax.vmap(jax.vmap(fill))(bucket.swapaxes(0, 1))
@@ -241,10 +266,11 @@ def _unrows(x: Float[Array, "N L W"], batch: int) -> Float[Array, "B L H W"]:
     return x.reshape(batch, -1, *x.shape[1:]).swapaxes(1, 2)
 
 
-def _visible_rows(key_mask: Bool[Array, "B L"] | None, q: Float[Array, "B L H D"]) -> Bool[Array, "N L"]:
+def _of_heads(x: Array | None, q: Float[Array, "B L H D"], default: Any = None) -> Array:
+    """Return a mask or segments [B, L] for each head, [N, L]; the default everywhere in place of None."""
     batch, length, heads, _ = q.shape
-    mask = jnp.ones((batch, length), bool) if key_mask is None else key_mask
-    return jnp.broadcast_to(mask[:, None], (batch, heads, length)).reshape(-1, length)
+    x = jnp.full((batch, length), default) if x is None else x
+    return jnp.broadcast_to(x[:, None], (batch, heads, length)).reshape(-1, length)
 
 
 def _check_shared(q: Any, k: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from proteinlm.errors import InputError
 from proteinlm.models.attention.base import Attention, MechanismConfig, left_aligned, restored, visible_pairs
@@ -32,6 +32,12 @@ class SoftmaxConfig(MechanismConfig):
     kind: ClassVar[str] = "softmax"
     implementation: Implementation = "auto"
     block_size: int = 512
+
+    @property
+    def no_segments(self) -> str:
+        """Why several proteins cannot share a row."""
+        cudnn = "cuDNN's kernel sees one protein a row; set attention.implementation to auto or blocks"
+        return cudnn if self.implementation == "cudnn" else ""
 
     def __post_init__(self):
         if self.implementation not in get_args(Implementation):
@@ -62,6 +68,17 @@ class SoftmaxAttention(Attention):
             return flash_attention(q, k, v, causal, key_mask)
         block_size = self.config.block_size
         return exact_attention(q, k, v, self._kernel(), causal=causal, key_mask=key_mask, block_size=block_size)
+
+    def _attend_segments(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        v: Float[Array, "B L H E"],
+        causal: bool,
+        segments: Int[Array, "B L"],
+    ) -> Float[Array, "B L H E"]:
+        block_size = self.config.block_size
+        return exact_attention(q, k, v, self._kernel(), causal=causal, segments=segments, block_size=block_size)
 
     def _weights(
         self,

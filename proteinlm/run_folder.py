@@ -1,0 +1,181 @@
+"""What a run's folder says of itself: who writes it now, where it was trained, what each file is."""
+
+import contextlib
+import datetime
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+from proteinlm import __version__
+from proteinlm.errors import InputError
+from proteinlm.files import whole_file
+
+LOCK_FILE = ".lock"
+ENVIRONMENT_FILE = "environment.json"
+README_FILE = "README.md"
+# What a loss may depend on, and what reads and writes the files.
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "libtpu")
+_VARIABLES = ("JAX_PLATFORMS", "XLA_FLAGS", "CUDA_VISIBLE_DEVICES", "LIBTPU_INIT_ARGS")
+_FILES = {
+    "`README.md`": "this page",
+    "`config.json`": "every field of the experiment, as `proteinlm train` reads it",
+    "`run.json`": "the dataset's folder and fingerprint",
+    "`environment.json`": "each start of the run: step, command, versions, git commit, machine, devices",
+    "`metrics.jsonl`": (
+        'one line an event; "kind" is train (sums over the steps since the last line), valid (residues of valid, no '
+        "dropout), skipped (a step whose loss or gradient was not finite) or resume (a start that is not exact)"
+    ),
+    "`train.log`": "what was said on the terminal, with times",
+    "`checkpoints/STEP/`": (
+        "everything that the run needs to go on: parameters, random features, optimizer, position in the data, config"
+    ),
+    "`curves.png`, `curves.pdf`, `report.md`": "written by `proteinlm report`",
+    "`evaluation.json`, `evaluation.csv`": "written by `proteinlm evaluate`",
+    "`analysis/`": "written by `proteinlm analyze`",
+    "`profile/`": "a trace, written by `--profile`: for TensorBoard's profiler or Perfetto",
+    "`tensorboard/`, `wandb/`": "written by `--track`",
+    "`.lock`": "held while a training writes here",
+}
+
+
+class RunLock:
+    """The right to write a run's folder, for one training at a time; the system takes it back when a process dies."""
+
+    def __init__(self, run: Path):
+        self._run = run
+        self._handle: IO[str] | None = None
+
+    def take(self) -> None:
+        """Take it; the folder must exist.
+
+        Raises:
+            InputError: another training has it.
+        """
+        handle = open(self._run / LOCK_FILE, "a+", encoding="utf-8")  # noqa: SIM115 (held for the whole run)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            handle.seek(0)
+            holder = handle.read().strip() or "unknown"
+            handle.close()
+            raise InputError(
+                f"{self._run} is being written by another training ({holder}): stop that one first, or name another "
+                "folder."
+            ) from error
+        except OSError:
+            # A file system without locks.
+            handle.close()
+            return
+        handle.truncate(0)
+        handle.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        handle.flush()
+        self._handle = handle
+
+    def release(self) -> None:
+        """Give it back; nothing to do where it is not held."""
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None
+
+
+def environment(devices: dict[str, Any]) -> dict[str, Any]:
+    """Return in JSON's types where a run is trained: versions, commit, machine, devices, command.
+
+    Args:
+        devices: as from `sharding.describe`.
+    """
+    versions = {}
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return {
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(sys.argv),
+        "folder": os.getcwd(),
+        "versions": {"python": platform.python_version(), "proteinlm": __version__, **versions},
+        "git": git_state(Path(__file__).parents[1]),
+        "machine": {"host": socket.gethostname(), "system": platform.platform(), "cores": os.cpu_count()},
+        "devices": devices,
+        "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+    }
+
+
+def git_state(root: Path) -> dict[str, Any] | None:
+    """Return {"commit", "dirty"} of a checkout, or None where `root` is none, as for an installed package."""
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "--no-optional-locks", "-C", str(root)]
+    try:
+        commit, status = (
+            subprocess.run([*command, *words], capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit, "dirty": bool(status)}
+
+
+def write_environment(run: Path, step: int, now: dict[str, Any]) -> list[str]:
+    """Add a start of the run to RUN/environment.json.
+
+    Args:
+        run: the folder.
+        step: at which it starts.
+        now: from `environment`.
+
+    Returns:
+        "PACKAGE was OLD, is NEW" for each that changed since the start before.
+    """
+    path = run / ENVIRONMENT_FILE
+    starts = read_environment(run)
+    with whole_file(path) as handle:
+        handle.write(json.dumps({"starts": [*starts, {"step": step, **now}]}, indent=2) + "\n")
+    if not starts:
+        return []
+    old, new = starts[-1]["versions"], now["versions"]
+    return [
+        f"{name} was {old.get(name, 'absent')}, is {new.get(name, 'absent')}"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+
+
+def read_environment(run: Path) -> list[dict[str, Any]]:
+    """Return the starts of a run, oldest first; none where the file is missing or damaged."""
+    try:
+        return list(json.loads((run / ENVIRONMENT_FILE).read_text(encoding="utf-8"))["starts"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def write_readme(run: Path, dataset: Path) -> None:
+    """Write RUN/README.md: what each file is, and how to go on."""
+    folder = shlex.quote(str(run.absolute()))
+    data = shlex.quote(str(dataset.absolute()))
+    with whole_file(run / README_FILE) as handle:
+        handle.write(
+            f"""# {run.resolve().name}
+
+A training run of proteinlm {__version__}. To go on where it stopped, or after a crash:
+
+    proteinlm train {folder}/config.json --dataset {data} --run {folder}
+
+Then:
+
+    proteinlm evaluate {folder}
+    proteinlm analyze {folder}
+    proteinlm report {folder}
+
+| file | what it is |
+|---|---|
+"""
+            + "".join(f"| {name} | {text} |\n" for name, text in _FILES.items())
+        )

@@ -1,0 +1,127 @@
+"""A run's folder: one writer, where it was trained, what each file is; and what a whole run leaves in it."""
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+from test_resume import dataset, rows, small  # noqa: F401 (a fixture)
+
+from proteinlm import __version__
+from proteinlm.checkpoint import Checkpoints
+from proteinlm.config import load_config
+from proteinlm.errors import InputError
+from proteinlm.metrics import Sums
+from proteinlm.run_folder import RunLock, git_state, read_environment, write_environment
+from proteinlm.train import train
+
+HOLDS = """
+import pathlib, sys, time
+from proteinlm.run_folder import RunLock
+RunLock(pathlib.Path(sys.argv[1])).take()
+held = RunLock(pathlib.Path(sys.argv[2]))
+held.take()
+print("held", flush=True)
+time.sleep(300)
+"""
+
+
+def test_one_training_at_a_time_and_a_dead_one_holds_nothing(tmp_path, dataset):  # noqa: F811
+    run, other = tmp_path / "run", tmp_path / "other"
+    run.mkdir()
+    other.mkdir()
+    holder = subprocess.Popen([sys.executable, "-c", HOLDS, other, run], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(InputError, match=rf"another training \(process {holder.pid} on .*\): stop that one"):
+            train(small(), dataset, run)
+        assert [path.name for path in run.iterdir()] == [".lock"]
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        holder.stdout.close()
+    lock = RunLock(run)
+    lock.take()
+    with pytest.raises(InputError, match="another training"):
+        RunLock(run).take()
+    lock.release()
+    again = RunLock(run)
+    again.take()
+    again.release()
+
+
+def test_starts_are_added_and_changed_versions_said(tmp_path):
+    assert read_environment(tmp_path) == []
+    assert write_environment(tmp_path, 0, {"versions": {"jax": "1", "python": "3"}}) == []
+    assert write_environment(tmp_path, 7, {"versions": {"jax": "2", "python": "3"}}) == ["jax was 1, is 2"]
+    assert [start["step"] for start in read_environment(tmp_path)] == [0, 7]
+    (tmp_path / "environment.json").write_text("{")
+    assert write_environment(tmp_path, 9, {"versions": {}}) == []
+
+
+def test_a_checkout_says_its_commit_and_whether_it_was_changed(tmp_path):
+    assert git_state(tmp_path) is None
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    (tmp_path / "file").write_text("one")
+    for words in (["init", "-q"], ["add", "file"], [*identity, "commit", "-qm", "first"]):
+        subprocess.run(["git", "-C", tmp_path, *words], check=True)
+    head = subprocess.run(["git", "-C", tmp_path, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    assert git_state(tmp_path) == {"commit": head.stdout.strip(), "dirty": False}
+    (tmp_path / "file").write_text("two")
+    assert git_state(tmp_path) == {"commit": head.stdout.strip(), "dirty": True}
+
+
+def test_what_a_run_leaves_explains_itself(tmp_path, dataset, monkeypatch):  # noqa: F811
+    """The best and the last checkpoint, a trace, trackers' numbers, and files that say what they are."""
+    losses = iter([3.0, 2.0, 2.5, 2.75, 9.0])
+    told = []
+
+    class Tracker:
+        def log(self, step, values):
+            told.append((step, values))
+
+        def close(self):
+            told.append("closed")
+
+    monkeypatch.setattr("proteinlm.train.check_trackers", lambda text: (text,))
+    monkeypatch.setattr("proteinlm.train.open_trackers", lambda names, run, start, config: [Tracker()])
+
+    def evaluated(_config, _dataset, _step, _state, done, log, *, whole):
+        sums = Sums(next(losses), 0.0, 1.0)
+        log.write("valid", done, loss=sums.loss, perplexity=sums.perplexity, whole=whole)
+        return sums
+
+    monkeypatch.setattr("proteinlm.train._evaluate", evaluated)
+    config = small(num_steps=5, eval_every=1, checkpoint_every=100, keep_checkpoints=1)
+    run = tmp_path / "run"
+    train(config, dataset, run, track="any", profile="3:4")
+
+    checkpoints = Checkpoints(run, read_only=True)
+    assert (checkpoints.steps(), checkpoints.best()) == ([2, 5], 2)
+    checkpoints.close()
+    assert list((run / "profile").rglob("*.xplane.pb"))
+    assert told[-1] == "closed"
+    assert (2, {"valid/loss": 2.0, "valid/perplexity": pytest.approx(7.389, abs=1e-3)}) in told[:-1]
+    assert {step: values["train/loss"] for step, values in told[:-1] if "train/loss" in values} == {
+        row["step"]: row["loss"] for row in rows(run, "train")
+    }
+    (start,) = json.loads((run / "environment.json").read_text())["starts"]
+    assert start["versions"]["proteinlm"] == __version__
+    assert {"python", "jax", "flax", "optax", "orbax-checkpoint"} <= set(start["versions"])
+    assert start["devices"]["mesh"] == {"data": 1, "fsdp": 1, "tensor": 1, "sequence": 1}
+    assert start["command"] == shlex.join(sys.argv)
+    text = (run / "README.md").read_text()
+    assert f"proteinlm train {run}/config.json --dataset {dataset} --run {run}" in text
+    # Every file is explained, and the command's config is this one.
+    for path in run.iterdir():
+        assert path.name in text, path.name
+    assert load_config(str(run / "config.json")) == config
+    log = (run / "train.log").read_text()
+    assert "from the beginning" in log
+    assert "run: step 5 of 5" in log
+    with pytest.raises(InputError, match="asks for the steps 3 to 4, but this start trains the steps 6 to 5"):
+        train(config, dataset, run, profile="3:4")
+    assert "ended by InputError: --profile 3:4" in (run / "train.log").read_text()
