@@ -11,7 +11,7 @@ from proteinlm.data.assignments import assigned_folder
 from proteinlm.data.locations import Location
 from proteinlm.data.mmseqs import find_mmseqs
 from proteinlm.data.processes import Submit
-from proteinlm.data.published import UNMATCHED, Unmatched, take_over, write_unmatched
+from proteinlm.data.published import UNMATCHED, Unmatched, refuse_no_manifest, take_over, write_unmatched
 from proteinlm.data.splits import SplitsConfig
 from proteinlm.errors import InputError
 
@@ -39,6 +39,8 @@ class Decisions:
         self.unmatched = Unmatched(0, 0)
         if config.identity is not None:
             find_mmseqs()
+        if config.manifest is not None:
+            refuse_no_manifest(config.manifest)
 
     def inputs(self) -> dict[str, Any]:
         """Return which manifest it is, for the marker of the ingest."""

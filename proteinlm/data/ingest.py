@@ -53,19 +53,17 @@ def ingest(
     """
     config = config or IngestConfig()
     output = Path(output)
-    refuse_output(output)
     start = _engine(config)
     files = open_sources(sources)
-    folder = partial_folder(output)
     engine: LocalEngine | None = None
 
     def kept(error: BaseException) -> bool:
         # What an earlier ingest has finished stays when this one cannot even begin.
-        return anything_finished(folder / MARKER) and (engine is None or _may_pass(error))
+        return anything_finished(partial_folder(output) / MARKER) and (engine is None or _may_pass(error))
 
     try:
         with workplace(output, kept):
-            engine = start(files, folder, output, config, release, console or Console(stderr=True))
+            engine = start(files, partial_folder(output), output, config, release, console or Console(stderr=True))
             return engine.run()
     except (InputError, OSError, BrokenProcessPool) as error:
         goes_on = engine is not None and kept(error)
@@ -73,7 +71,7 @@ def ingest(
         if sentence is None or (isinstance(error, InputError) and not goes_on):
             raise
         if goes_on:
-            sentence += f" What is finished is kept in {folder}: the same command goes on from there."
+            sentence += f" What is finished is kept in {partial_folder(output)}: the same command goes on from there."
         raise InputError(sentence) from error
 
 
@@ -149,8 +147,9 @@ def ingest_command(arguments: Any) -> None:
     for option, files in (("--families", families), ("--pfam-hmm", arguments.pfam_hmm)):
         if not sources and arguments.release is None and len(files) > 1:
             raise InputError(f"name files of sequences before the options: all that follows {option} belongs to it.")
-    # Before hours of downloading.
-    _check(sources, output, config)
+    if arguments.release is not None:
+        # Before hours of downloading.
+        _check(sources, output, config)
     downloaded, release = releases.from_arguments(arguments)
     ingest([*sources, *downloaded], output, config, release=release).print(Console())
 
