@@ -34,7 +34,8 @@ from jaxtyping import Array, Bool, Float
 
 from proteinlm.errors import InputError
 from proteinlm.models.attention.base import MechanismConfig, Projection, visible_pairs
-from proteinlm.models.attention.linear import NEVER, Features, LinearAttention, divide
+from proteinlm.models.attention.linear import LinearAttention
+from proteinlm.models.attention.linear_state import NEVER, Features, divide
 from proteinlm.models.attention.projections import Draw, Kind, draw_projection, matrix, project
 
 FeatureKind = Literal["positive", "hyperbolic", "trigonometric"]

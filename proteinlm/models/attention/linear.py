@@ -32,7 +32,7 @@ chunk is part of what is computed, causal or not.
 import abc
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,42 +42,20 @@ from jaxtyping import Array, Bool, Float
 
 from proteinlm.models.attention.base import Attention
 from proteinlm.models.attention.blocks import join, split, split_mask, with_ones
-
-# Stands for log 0: below every real log scale, yet differences of two stay finite.
-NEVER = -1e30
-# Below this a denominator is nothing. Its inverse square, which the gradient holds, is still a float32.
-_NOTHING = 1e-18
-
-
-class Features(NamedTuple):
-    """Values of a feature map.
-
-    Attributes:
-        values: float32 [N, C, M].
-        log_scale: [N, C]; the values still lack a factor exp(log_scale). None is a factor of 1.
-        local: [N, C, W], what `local_kernel` reads; None where there is none.
-    """
-
-    values: Array
-    log_scale: Array | None = None
-    local: Array | None = None
-
-
-FeatureMap = Callable[[Array], Features]
-"""float32 [N, C, D] -> Features, each residue by itself."""
-
-
-class State(NamedTuple):
-    """What linear attention remembers of the keys so far; N = B * H.
-
-    Attributes:
-        sums: float32 [N, E + 1, M], sum over keys of [v | 1]^T phi(k), divided by exp(maximum). This way round no
-            product reads the features transposed, which takes nearly twice the time on CPUs.
-        maximum: float32 [N], the largest log scale so far; None for a feature map without.
-    """
-
-    sums: Array
-    maximum: Array | None
+from proteinlm.models.attention.linear_segments import segmented_attention
+from proteinlm.models.attention.linear_state import (
+    NEVER,
+    FeatureMap,
+    Features,
+    State,
+    absorb,
+    divide,
+    empty_state,
+    fast_chunk_size,
+    local_scores,
+    read_state,
+    visible_features,
+)
 
 
 class LinearAttention(Attention):
@@ -91,9 +69,6 @@ class LinearAttention(Attention):
         return linear_attention(q, k, v, causal=causal, key_mask=key_mask, **self._options())[0]
 
     def _attend_segments(self, q: Array, k: Array, v: Array, causal: bool, segments: Array) -> Array:
-        # That file stands on this one.
-        from proteinlm.models.attention.linear_segments import segmented_attention
-
         return segmented_attention(q, k, v, segments, causal=causal, **self._options())
 
     def _prefill(self, q: Array, k: Array, v: Array, key_mask: Array | None, max_length: int) -> tuple[Array, State]:
@@ -213,30 +188,6 @@ def absorbed(
     return _absorb_all(nothing, key_features, split(k, chunk), split(v, chunk), visible)
 
 
-def fast_chunk_size(causal: bool, backend: str | None = None) -> int:
-    """Return the default C: causal chunks that stay in a CPU's caches cost least; an accelerator wants large ones."""
-    return (64 if causal else 512) if (backend or jax.default_backend()) == "cpu" else 256
-
-
-def empty_state(key_features: FeatureMap, rows: int, dim: int, value_dim: int) -> State:
-    """Return the state that has seen nothing, for `rows` = B * H pairs of batch row and head."""
-    features = jax.eval_shape(key_features, jax.ShapeDtypeStruct((rows, 1, dim), jnp.float32))
-    sums = jnp.zeros((rows, value_dim + 1, features.values.shape[-1]), jnp.float32)
-    return State(sums, None if features.log_scale is None else jnp.full((rows,), NEVER, jnp.float32))
-
-
-def divide(
-    numerator: Float[Array, "*rows E"], denominator: Float[Array, "*rows"], min_denominator: float | None
-) -> Float[Array, "*rows E"]:
-    """Normalise, by the policy for denominators at the top of this file."""
-    denominator = denominator[..., None]
-    if min_denominator is None:
-        something = denominator > _NOTHING
-        return jnp.where(something, numerator / jnp.where(something, denominator, 1.0), 0.0)
-    nearest = jnp.where(denominator < 0, -min_denominator, min_denominator)
-    return numerator / jnp.where(jnp.abs(denominator) < min_denominator, nearest, denominator)
-
-
 def _causal_chunk(
     state: State,
     phi_q: Features,
@@ -260,30 +211,6 @@ def _causal_chunk(
     return jnp.einsum("nij,nje->nie", scores * decay, v_one) + from_state, running
 
 
-def local_scores(
-    phi_q: Features, phi_k: Features, local_kernel: Callable[[Array], Array] | None
-) -> Float[Array, "N C C"]:
-    """Return the scores inside a chunk, of all pairs."""
-    if local_kernel is None or phi_q.local is None or phi_k.local is None:
-        return jnp.einsum("nim,njm->nij", phi_q.values, phi_k.values)
-    return local_kernel(jnp.einsum("niw,njw->nij", phi_q.local, phi_k.local))
-
-
-def read_state(state: State, phi_q: Float[Array, "N C M"]) -> Float[Array, "N C F"]:
-    """Return the sums that the state has for each query, divided by exp(maximum)."""
-    return jnp.einsum("ncm,nem->nce", phi_q, state.sums)
-
-
-def absorb(state: State, phi_k: Features, v_one: Float[Array, "N C F"]) -> State:
-    """Add a chunk of keys and values to the state."""
-    if phi_k.log_scale is None or state.maximum is None:
-        return State(state.sums + jnp.einsum("nce,ncm->nem", v_one, phi_k.values), None)
-    maximum = stop_gradient(jnp.maximum(state.maximum, phi_k.log_scale.max(axis=1)))
-    v_one = v_one * jnp.exp(phi_k.log_scale - maximum[:, None])[..., None]
-    kept = state.sums * jnp.exp(state.maximum - maximum)[:, None, None]
-    return State(kept + jnp.einsum("nce,ncm->nem", v_one, phi_k.values), maximum)
-
-
 def _absorb_all(
     state: State,
     key_features: FeatureMap,
@@ -298,15 +225,3 @@ def _absorb_all(
         return absorb(state, visible_features(key_features(k.astype(jnp.float32)), visible), with_ones(v)), None
 
     return jax.lax.scan(jax.checkpoint(step), state, (keys, values, visible))[0]
-
-
-def visible_features(features: Features, visible: Bool[Array, "N C"] | None) -> Features:
-    """Silence masked keys: phi becomes 0 (kernel_epsilon makes phi(0) > 0), the log scale log 0."""
-    if visible is None:
-        return features
-    values, scale, local = features
-    return Features(
-        jnp.where(visible[..., None], values, 0.0),
-        None if scale is None else jnp.where(visible, scale, NEVER),
-        None if local is None else jnp.where(visible[..., None], local, 0.0),
-    )

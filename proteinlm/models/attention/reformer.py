@@ -43,7 +43,7 @@ from proteinlm.models.attention.buckets import (
     softmax_sums,
     take,
 )
-from proteinlm.models.attention.linear import NEVER, divide
+from proteinlm.models.attention.linear_state import NEVER, divide
 
 # A query shorter than this has no direction: its key is 0.
 _SHORTEST = 1e-12

@@ -14,7 +14,7 @@ from proteinlm.errors import InputError
 from proteinlm.models.attention.base import Attention, MechanismConfig, left_aligned, restored, visible_pairs
 from proteinlm.models.attention.cache import KeyValueCache, appended, filled
 from proteinlm.models.attention.exact import Softmax, attend_from_last, exact_attention
-from proteinlm.models.attention.linear import NEVER
+from proteinlm.models.attention.linear_state import NEVER
 
 Implementation = Literal["auto", "blocks", "cudnn"]
 

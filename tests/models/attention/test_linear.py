@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proteinlm.models.attention.linear import Features, State, divide, empty_state, linear_attention
+from proteinlm.models.attention.linear import linear_attention
+from proteinlm.models.attention.linear_state import Features, State, divide, empty_state
 
 B, H, D, E = 2, 2, 4, 3
 
