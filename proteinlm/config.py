@@ -123,7 +123,7 @@ class MeshConfig:
         data: the rows of a batch are split; every device has the whole state.
         fsdp: rows are split here too, and with them parameters and optimizer state, gathered layer by layer.
         tensor: heads and the feed-forward part's width are split.
-        sequence: the places of a row are split.
+        sequence: the places of a row are split; see docs/training.md.
     """
 
     data: int = -1

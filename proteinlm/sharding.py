@@ -103,11 +103,15 @@ def check_fits(config: Config, mesh: Mesh) -> None:
             f"model.num_heads is {config.model.num_heads}, which mesh.tensor, {mesh.shape['tensor']}, does not divide: "
             "each device of that axis takes as many heads."
         )
+    devices, attention = mesh.shape["sequence"], config.model.attention
+    spread = devices > 1 and not attention.no_spread and config.batches.form != "isolated"
+    block = attention.spread_multiple if spread else 1
     for length in config.batches.padded_lengths:
-        if length % mesh.shape["sequence"]:
+        if length % (devices * block):
+            of_blocks = f" in whole blocks of {block} (model.attention.block_size)" if block > 1 else ""
             raise InputError(
-                f"a batch may be {length} tokens long, which mesh.sequence, {mesh.shape['sequence']}, does not divide: "
-                "make batches.length and batches.buckets multiples of it."
+                f"a batch may be {length} tokens long, which mesh.sequence, {devices}, does not divide{of_blocks}: "
+                f"make batches.length and batches.buckets multiples of {devices * block}."
             )
 
 
@@ -229,26 +233,40 @@ class MeshLayout(Layout):
         """Split [B, L, F] by rows and places, so that it is parameters that travel between devices."""
         return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, P(ROWS, "sequence", None)))
 
-    def attend(self, mechanism: Attention, q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, **rows: Any):
+    def attend(
+        self,
+        mechanism: Attention,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        *,
+        causal: bool,
+        key_mask: jax.Array | None = None,
+        segments: jax.Array | None = None,
+    ) -> jax.Array:
         """Attend on each device to its own rows and heads: no mechanism mixes either, so nothing travels.
 
-        Places are whole here: over "sequence" every device does the work of all.
+        Over "sequence" each device has its own places where the mechanism can do with that (`axis` of `Attention`).
+        Otherwise rows are whole, and every device of that axis does the work of all.
         """
         graph, state = nnx.split(mechanism)
+        alone = self._mesh.shape["sequence"] == 1
+        spread = not (alone or mechanism.config.no_spread) and segments is None
         # Gradients are summed over each axis that is not named here, so an axis of one device is.
-        places = "sequence" if self._mesh.shape["sequence"] == 1 else None
-        heads, whole = P(ROWS, places, "tensor", None), P(ROWS, places)
+        places = "sequence" if alone or spread else None
+        heads, rows = P(ROWS, places, "tensor", None), P(ROWS, places)
 
         @partial(
-            jax.shard_map, mesh=self._mesh, in_specs=(P(), heads, heads, heads, whole), out_specs=heads,
+            jax.shard_map, mesh=self._mesh, in_specs=(P(), heads, heads, heads, rows, rows), out_specs=heads,
             check_vma=False,
         )  # fmt: skip
-        def local(state: Any, q: jax.Array, k: jax.Array, v: jax.Array, rows: dict[str, Any]) -> jax.Array:
+        def local(state: Any, q: Any, k: Any, v: Any, key_mask: Any, segments: Any) -> jax.Array:
             mechanism = nnx.merge(graph, state)
             mechanism.num_heads = q.shape[2]
-            return mechanism(q, k, v, causal=causal, **rows)
+            axis = "sequence" if spread else None
+            return mechanism(q, k, v, causal=causal, key_mask=key_mask, segments=segments, axis=axis)
 
-        return local(state, q, k, v, rows)
+        return local(state, q, k, v, key_mask, segments)
 
 
 def layout(mesh: Mesh) -> Layout:

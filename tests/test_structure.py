@@ -38,6 +38,7 @@ TESTED_ELSEWHERE = {
     "data/beam_steps.py": "data/test_ingest_beam.py",
     "data/shard_plan.py": "data/test_ingest.py",
     "models/layout.py": "test_sharding.py",
+    "models/attention/linear_spread.py": "test_spread_rows.py",
     "models/attention/linear_state.py": "models/attention/test_linear.py",
     "models/attention/identity.py": "models/attention/test_mechanisms.py",
     "models/attention/buckets.py": "models/attention/test_reformer.py",

@@ -5,7 +5,7 @@ Axes: B batch, L residues, H heads, D head dim, F embed dim.
 
 from typing import Any
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Integer
 
 from proteinlm.models.attention import Attention
 
@@ -29,10 +29,11 @@ class Layout:
         v: Float[Array, "B L H D"],
         *,
         causal: bool,
-        **rows: Array | None,
+        key_mask: Bool[Array, "B L"] | None = None,
+        segments: Integer[Array, "B L"] | None = None,
     ) -> Float[Array, "B L H D"]:
-        """Return `mechanism(q, k, v, causal=causal, **rows)`; `rows` are arrays [B, L], such as `key_mask`."""
-        return mechanism(q, k, v, causal=causal, **rows)
+        """Return what the mechanism gives for these arguments, those of `Attention.__call__`."""
+        return mechanism(q, k, v, causal=causal, key_mask=key_mask, segments=segments)
 
 
 WHOLE = Layout()

@@ -19,6 +19,8 @@ class MechanismConfig:
         kind: its name in JSON and in the registry.
         no_causal: why there is no causal form; "" where there is one.
         no_segments: why several proteins cannot share a row; "" where they can.
+        no_spread: why a row cannot be spread over devices, each with some of its residues; "" where it can.
+        spread_multiple: where it can, residues on each device are a multiple of this.
         shares_queries_and_keys: the model gives the queries as keys too, and has no layer for keys.
     """
 
@@ -29,6 +31,13 @@ class MechanismConfig:
     def no_segments(self) -> str:
         """See above."""
         return ""
+
+    no_spread: ClassVar[str] = "its residues read the keys of the whole row"
+
+    @property
+    def spread_multiple(self) -> int:
+        """See above."""
+        return 1
 
     shares_queries_and_keys: ClassVar[bool] = False
 
@@ -59,6 +68,7 @@ class Attention(nnx.Module):
         causal: bool,
         key_mask: Array | None = None,
         segments: Array | None = None,
+        axis: str | None = None,
     ) -> Array:
         """Return each residue's average of the values, weighted by attention, in the values' dtype.
 
@@ -73,14 +83,19 @@ class Attention(nnx.Module):
             segments: int [B, L], which protein of its row a residue belongs to, at most L; those of one lie one after
                 another. 0 is padding, and no key_mask is given then. Residues see their own protein alone, as if it
                 had the row for itself; what the others hold, NaN and infinities too, changes no bit of what it reads.
+            axis: inside jax.shard_map, the axis of the mesh over whose devices, in order, the residues of each row are
+                spread: L is this device's share. Not with segments.
 
         Raises:
             ValueError: an argument has the wrong rank, axes or dtype (the message names it and its shape), or the
-                mechanism has no causal form, or none for segments.
+                mechanism has no causal form, none for segments, or none for rows that are spread.
         """
         self._check(q, k, v, key_mask)
         if causal:
             self._check_causal()
+        if axis is not None:
+            self._check_spread(q, segments)
+            return self._attend_spread(q, k, v, causal, key_mask, axis)
         if segments is not None:
             self._check_segments(q, key_mask, segments)
             return self._isolated(q, k, v, causal, segments)
@@ -138,6 +153,11 @@ class Attention(nnx.Module):
     def _attend_segments(self, q: Array, k: Array, v: Array, causal: bool, segments: Array) -> Array:
         raise NotImplementedError(self._lacks("_attend_segments", "no_segments"))
 
+    # Of mechanisms that say no reason in `no_spread`:
+
+    def _attend_spread(self, q: Array, k: Array, v: Array, causal: bool, key_mask: Array | None, axis: str) -> Array:
+        raise NotImplementedError(self._lacks("_attend_spread", "no_spread"))
+
     # Of mechanisms with a causal form:
 
     def _prefill(self, q: Array, k: Array, v: Array, key_mask: Array | None, max_length: int) -> tuple[Array, Any]:
@@ -180,6 +200,15 @@ class Attention(nnx.Module):
             )
         if key_mask is not None:
             raise ValueError("segments and key_mask are both given; padding is segment 0, so leave key_mask out")
+
+    def _check_spread(self, q: Array, segments: Array | None) -> None:
+        if reason := self.config.no_spread or (segments is not None and "segments would have to cross devices"):
+            raise ValueError(f"{self.config.kind} attention takes no rows spread over devices: {reason}")
+        if q.shape[1] % self.config.spread_multiple:
+            raise ValueError(
+                f"a device has {q.shape[1]} residues of each row; for {self.config.kind} attention that must be a "
+                f"multiple of {self.config.spread_multiple}"
+            )
 
     def _check(self, q: Array, k: Array, v: Array | None, key_mask: Array | None) -> None:
         if q.ndim != 4 or q.shape[2:] != (self.num_heads, self.head_dim) or not jnp.issubdtype(q.dtype, jnp.floating):

@@ -59,6 +59,7 @@ class FavorConfig(MechanismConfig):
     """
 
     kind: ClassVar[str] = "favor"
+    no_spread: ClassVar[str] = ""
     num_features: int = 256
     features: FeatureKind = "positive"
     projection: Kind = "orthogonal"

@@ -57,6 +57,7 @@ class GeneralizedConfig(MechanismConfig):
     """
 
     kind: ClassVar[str] = "generalized"
+    no_spread: ClassVar[str] = ""
     function: Function = "relu"
     num_features: int = 256
     projection: Kind = "orthogonal"

@@ -15,6 +15,7 @@ class IdentityConfig(MechanismConfig):
     """No attention; nothing to set."""
 
     kind: ClassVar[str] = "identity"
+    no_spread: ClassVar[str] = ""
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "IdentityAttention":
         """Return the mechanism; it draws nothing."""
@@ -43,6 +44,17 @@ class IdentityAttention(Attention):
         segments: Int[Array, "B L"],
     ) -> Float[Array, "B L H E"]:
         return self._attend(q, k, v, causal, segments > 0)
+
+    def _attend_spread(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        v: Float[Array, "B L H E"],
+        causal: bool,
+        key_mask: Bool[Array, "B L"] | None,
+        axis: str,
+    ) -> Float[Array, "B L H E"]:
+        return self._attend(q, k, v, causal, key_mask)
 
     def _weights(
         self,

@@ -43,6 +43,7 @@ from jaxtyping import Array, Bool, Float
 from proteinlm.models.attention.base import Attention
 from proteinlm.models.attention.blocks import join, split, split_mask, with_ones
 from proteinlm.models.attention.linear_segments import segmented_attention
+from proteinlm.models.attention.linear_spread import state_before, state_of_all
 from proteinlm.models.attention.linear_state import (
     NEVER,
     FeatureMap,
@@ -71,6 +72,9 @@ class LinearAttention(Attention):
     def _attend_segments(self, q: Array, k: Array, v: Array, causal: bool, segments: Array) -> Array:
         return segmented_attention(q, k, v, segments, causal=causal, **self._options())
 
+    def _attend_spread(self, q: Array, k: Array, v: Array, causal: bool, key_mask: Array | None, axis: str) -> Array:
+        return linear_attention(q, k, v, causal=causal, key_mask=key_mask, axis=axis, **self._options())[0]
+
     def _prefill(self, q: Array, k: Array, v: Array, key_mask: Array | None, max_length: int) -> tuple[Array, State]:
         return linear_attention(q, k, v, causal=True, key_mask=key_mask, **self._options())
 
@@ -94,6 +98,7 @@ def linear_attention(
     local_kernel: Callable[[Array], Array] | None = None,
     exact_blocks: bool = False,
     state: State | None = None,
+    axis: str | None = None,
 ) -> tuple[Float[Array, "B L H E"], State]:
     """Attend in time O(L M E) and memory O(L), plus a state for each chunk in the backward pass.
 
@@ -107,14 +112,19 @@ def linear_attention(
         min_denominator: and `constant`, `local_kernel`, `exact_blocks`: see the top of this file. The local kernel of 0
             is 0, and its feature map has no log scale.
         state: what earlier keys left (from `empty_state` or an earlier call); None is nothing.
+        axis: of the mesh whose devices hold the rows' residues (linear_spread.py), in place of a given state. With
+            exact blocks a device holds a whole number of chunks.
 
     Returns:
         (output in the values' dtype, state after these keys).
     """
     batch, length, heads, width = v.shape
     chunk = min(chunk_size or fast_chunk_size(causal), length)
-    if state is None:
-        state = empty_state(key_features, batch * heads, q.shape[-1], width)
+    nothing = empty_state(key_features, batch * heads, q.shape[-1], width)
+    state, after = nothing if state is None else state, nothing
+    if axis is not None and (causal or exact_blocks):
+        own = absorbed(k, v, key_features=key_features, key_mask=key_mask, chunk_size=fast_chunk_size(False))
+        state, after = state_before(own, axis), state_before(own, axis, after=True)
     queries, keys, values = (split(x, chunk) for x in (q, k, v))
     visible = split_mask(key_mask, batch, length, heads, chunk)
 
@@ -162,12 +172,12 @@ def linear_attention(
         state, out = jax.lax.scan(remade(causal_step), state, (queries, keys, values, visible))
     elif exact_blocks:
         # Other chunks are those before and those after, each summed by a scan: nothing is subtracted.
-        nothing = empty_state(key_features, batch * heads, q.shape[-1], width)
         state, sums = jax.lax.scan(jax.checkpoint(block_step), state, (queries, keys, values, visible))
         inputs = (queries, keys, values, visible, sums)
-        _, out = jax.lax.scan(jax.checkpoint(beyond_step), nothing, inputs, reverse=True)
+        _, out = jax.lax.scan(jax.checkpoint(beyond_step), after, inputs, reverse=True)
     else:
         state = _absorb_all(state, key_features, keys, values, visible)
+        state = state if axis is None else state_of_all(state, axis)
         _, out = jax.lax.scan(remade(read_step), state, queries)
     return join(out, batch, length, heads), state
 
@@ -177,7 +187,7 @@ def absorbed(
     v: Float[Array, "B L H E"],
     *,
     key_features: FeatureMap,
-    key_mask: Bool[Array, "B L"],
+    key_mask: Bool[Array, "B L"] | None,
     chunk_size: int,
 ) -> State:
     """Return the state after these keys alone; arguments as those of `linear_attention`."""

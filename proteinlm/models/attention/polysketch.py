@@ -45,6 +45,7 @@ class PolySketchConfig(MechanismConfig):
     """
 
     kind: ClassVar[str] = "polysketch"
+    no_spread: ClassVar[str] = ""
     degree: int = 4
     sketch_size: int = 32
     learned: bool = True
@@ -70,6 +71,11 @@ class PolySketchConfig(MechanismConfig):
             raise InputError(f"attention.beta is {self.beta}; it must be above 0.")
         if self.min_denominator <= 0:
             raise InputError(f"attention.min_denominator is {self.min_denominator}; it must be above 0.")
+
+    @property
+    def spread_multiple(self) -> int:
+        """Blocks do not cross devices."""
+        return self.block_size if self.local else 1
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "PolySketchAttention":
         """Return the mechanism; one sketch serves all heads, queries and keys."""
@@ -143,6 +149,32 @@ class PolySketchAttention(Attention):
             return linear_attention(q, k, v, causal=causal, key_mask=key_mask, **self._options())[0]
         q, k, v, mask = left_aligned(key_mask, q, k, v, key_mask)
         return restored(key_mask, linear_attention(q, k, v, causal=causal, key_mask=mask, **self._options())[0])
+
+    def _attend_spread(
+        self,
+        q: Float[Array, "B L H D"],
+        k: Float[Array, "B L H D"],
+        v: Float[Array, "B L H E"],
+        causal: bool,
+        key_mask: Bool[Array, "B L"] | None,
+        axis: str,
+    ) -> Float[Array, "B L H E"]:
+        """As `_attend`; local blocks are counted from a row's first place, so rows are padded on the right.
+
+        Moving residues to the front of their row would move them between devices: rows padded elsewhere read NaN.
+        """
+        q, k = self.norm(q, k)
+        if not self.config.local:
+            return linear_attention(q, k, v, causal=causal, key_mask=key_mask, axis=axis, **self._options())[0]
+        out, _ = linear_attention(q, k, v, causal=causal, key_mask=key_mask, axis=axis, **self._options())
+        if key_mask is None:
+            return out
+        place = jax.lax.axis_index(axis) * q.shape[1] + jnp.arange(q.shape[1])
+        on_the_right = key_mask == (place[None] < jax.lax.psum(key_mask.sum(1), axis)[:, None])
+        fine = jax.lax.pmin(on_the_right.all(1).astype(jnp.int32), axis)[:, None, None, None] > 0
+        # Padded queries read 0, as on one device.
+        out = jnp.where(key_mask[:, :, None, None], out, jnp.zeros((), out.dtype))
+        return jnp.where(fine, out, jnp.full((), jnp.nan, out.dtype))
 
     def _attend_segments(
         self,
