@@ -5,8 +5,12 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-# Nearly all of the time goes into compiling small programs; what is tested is their result, not their speed.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+# Nearly all of the time goes into compiling small programs; what is tested is their result, not their speed. The newer
+# code generator of XLA takes up to four times as long for them as the older one.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false",
+)
 
 import jax
 import jaxtyping

@@ -22,12 +22,10 @@ from proteinlm.sharding import one_device
 from proteinlm.train import train
 
 TESTS = Path(__file__).parent
-# Compiling is what takes the time in these programs: without XLA's newer code generator it takes a quarter.
-FAST_TO_COMPILE = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
 
 
 def environment(devices):
-    flags = f"{FAST_TO_COMPILE} --xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
     return {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
 

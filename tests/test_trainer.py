@@ -17,7 +17,6 @@ from proteinlm.trainer import Trainer
 
 ROWS, LENGTH = 8, 64
 # Takes a quarter of the time to compile; nothing here depends on how XLA fuses.
-QUICK = {"xla_cpu_use_fusion_emitters": False}
 
 
 def trainer(kind="causal", **changes):
@@ -29,7 +28,7 @@ def trainer(kind="causal", **changes):
 
 
 def compiled(made):
-    return made.step.lower(made.abstract_state, made.abstract_batch(ROWS, LENGTH)).compile(QUICK)
+    return made.step.lower(made.abstract_state, made.abstract_batch(ROWS, LENGTH)).compile()
 
 
 def batch():
