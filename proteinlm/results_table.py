@@ -148,8 +148,8 @@ def notes(runs: Sequence[Evaluated], *, paper: bool) -> list[str]:
     """Return what must be known to read the table: what is counted, of which runs, and whose the numbers are."""
     lines = [
         "Counted are residues (UNI: all, BID: those that the masks select), not <eos>; a row is a sequence, of a run "
-        "on windows a window. Intervals: 95 %, bootstrap over rows. UNI is causal, BID masked language modelling; Test is "
-        "a random split, OOD proteins of held-out families. The empirical baseline predicts residue frequencies of "
+        "on windows a window. Intervals: 95 %, bootstrap over rows. UNI is causal, BID masked language modelling; Test "
+        "is a random split, OOD proteins of held-out families. The empirical baseline predicts residue frequencies of "
         "train, scored on the tokens of the runs."
     ]
     for run in runs:

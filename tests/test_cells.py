@@ -30,11 +30,11 @@ def plain_cells(config, model, dataset, split):
     forward = nnx.jit(lambda model, inputs, segments: model(inputs, segments=segments))
     for batch in evaluation_batches(dataset, config.batches, split):
         segments = batch.get("segments")
-        inputs, targets, weights = make_example(
-            jnp.asarray(batch["tokens"]), jnp.asarray(batch["keys"]), config.objective, random_key(config.seed, "masks"),
-            segments=None if segments is None else jnp.asarray(segments),
-        )  # fmt: skip
-        logits = np.asarray(forward(model, inputs, None if segments is None else jnp.asarray(segments)), np.float64)
+        on_device = None if segments is None else jnp.asarray(segments)
+        tokens, keys = jnp.asarray(batch["tokens"]), jnp.asarray(batch["keys"])
+        key = random_key(config.seed, "masks")
+        inputs, targets, weights = make_example(tokens, keys, config.objective, key, segments=on_device)
+        logits = np.asarray(forward(model, inputs, on_device), np.float64)
         for b, row in enumerate(np.asarray(targets)):
             for place, token in enumerate(row):
                 if not weights[b, place] or token < alphabet.FIRST_RESIDUE:
