@@ -5,6 +5,7 @@ from typing import Any
 
 import matplotlib.figure
 import numpy as np
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from proteinlm.breakdowns import Cell
 from proteinlm.data import alphabet
@@ -12,10 +13,10 @@ from proteinlm.figures import PAGE, PALETTE, style
 
 _LABELS = {
     "residue": "Residue",
-    "position": "Position in the row (residues from its beginning)",
+    "position": "Position (residues from the beginning of the sequence or window)",
     "length": "Length of the sequence (residues)",
     "identity": "Identity to the nearest sequence of train",
-    "family": "Pfam families of the protein (those with most tokens)",
+    "family": "Pfam families of the protein",
 }
 _MARKERS = "osD^"
 _PANELS = ("Accuracy (%)", "Perplexity", "Tokens")
@@ -84,13 +85,17 @@ def plot_breakdown(by: str, drawn: Mapping[str, np.ndarray], title: str) -> tupl
             axis.set_ylabel(label)
             axis.grid(axis="y", color="0.9", linewidth=0.6)
             axis.set_axisbelow(True)
-        axes[0].set_ylim(bottom=0)
-        _log_where_wide(axes[1], drawn["perplexity"])
-        axes[2].set_yscale("log")
+        # A little below 0, so that points at 0 are whole.
+        axes[0].set_ylim(bottom=-0.04 * axes[0].get_ylim()[1])
+        if _is_wide(drawn["perplexity"]):
+            _log(axes[1])
+        _log(axes[2])
         turned = by != "residue" and len(labels) > 9
         axes[2].set_xticks(range(len(labels)), [_shown(name) for name in labels], rotation=90 if turned else 0)
         axes[2].set_xlim(-0.7, len(labels) - 0.3)
-        axes[2].set_xlabel(_LABELS[by])
+        number = len(set(drawn["cell"].tolist()))
+        rest = f" (the {len(labels)} of {number:,} with most tokens)" if number > len(labels) else ""
+        axes[2].set_xlabel(_LABELS[by] + rest)
         axes[0].legend(loc="upper left", bbox_to_anchor=(1, 1), title="split")
         figure.suptitle(title, fontsize=8)
     return figure, axes
@@ -104,7 +109,14 @@ def _shown(name: str) -> str:
     return name.replace("-", "–")
 
 
-def _log_where_wide(axis: Any, values: np.ndarray) -> None:
+def _is_wide(values: np.ndarray) -> bool:
     finite = values[np.isfinite(values)]
-    if len(finite) and finite.max() > 10 * max(finite.min(), 1e-9):
-        axis.set_yscale("log")
+    return len(finite) > 0 and finite.max() > 10 * finite.min()
+
+
+def _log(axis: Any) -> None:
+    """Make the axis logarithmic, with room around its points and numbers that are written out."""
+    axis.set_yscale("log")
+    axis.margins(y=0.12)
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())

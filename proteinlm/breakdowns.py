@@ -52,7 +52,7 @@ Label = tuple[str, float, float]
 """Label of a cell, and the ends of its range."""
 
 
-def token_cells(by: str, sums: Sums, labels: Sequence[Label], about: Mapping[str, str]) -> list[Cell]:
+def token_cells(by: str, sums: Sums, labels: Sequence[Label], about: Mapping[str, Any]) -> list[Cell]:
     """Return the cells of a breakdown by tokens, those without a token left out.
 
     Args:
@@ -72,7 +72,7 @@ def token_cells(by: str, sums: Sums, labels: Sequence[Label], about: Mapping[str
 
 
 def sequence_cells(
-    by: str, sums: Sums, groups: np.ndarray, labels: Sequence[Label], about: Mapping[str, str]
+    by: str, sums: Sums, groups: np.ndarray, labels: Sequence[Label], about: Mapping[str, Any]
 ) -> list[Cell]:
     """Return the cells of a breakdown by sequences: each belongs to one cell, intervals are of the cell's sequences.
 

@@ -2,15 +2,21 @@
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib.figure
 import numpy as np
+from matplotlib.ticker import FuncFormatter
 
 from proteinlm.breakdowns import Cell
 from proteinlm.cells import CONFIDENCE_BINS
 from proteinlm.figures import PAGE, PALETTE, style
 from proteinlm.metrics import ENDS, Sums, resampled
+
+FEW_TOKENS = 100
+"""Bins with fewer are drawn hollow."""
 
 
 @dataclass(frozen=True)
@@ -71,36 +77,50 @@ def expected_error(sums: np.ndarray) -> np.ndarray:
     return np.where(all_tokens > 0, gaps / np.maximum(all_tokens, 1), np.nan)
 
 
-def plot_reliability(found: dict[str, Calibration], title: str):
-    """Draw a reliability diagram for each split, and below it the share of tokens in each bin.
+def plot_reliability(found: Mapping[str, Calibration], title: str) -> tuple[Any, Any]:
+    """Draw a reliability diagram for each split, and below it the number of tokens in each bin.
+
+    Args:
+        found: of each split.
+        title: which run, objective and tokens.
 
     Returns:
         (Figure, Axes [2, splits]).
     """
     with style():
-        figure = matplotlib.figure.Figure(figsize=(min(PAGE, 0.4 + 3.2 * len(found)), 3.9))
-        axes = figure.subplots(2, len(found), squeeze=False, sharex=True, height_ratios=(3, 1))
-        for column, (split, one) in enumerate(found.items()):
-            upper, lower = axes[:, column]
-            scores = [cell.score for cell in one.cells]
-            accuracy = np.array([100 * s.accuracy for s in scores])
-            ends = 100 * np.array([(s.accuracy_low, s.accuracy_high) for s in scores])
-            whiskers = np.nan_to_num(np.maximum([accuracy - ends[:, 0], ends[:, 1] - accuracy], 0))
-            upper.plot([0, 100], [0, 100], color="0.5", linestyle="--", linewidth=0.9, label="perfectly calibrated")
-            upper.errorbar(
-                100 * one.confidence, accuracy, yerr=whiskers, fmt="o-", markersize=3, color=PALETTE[0],
-                elinewidth=0.8, capsize=1.5, label="model, 95 % interval",
-            )  # fmt: skip
+        figure = matplotlib.figure.Figure(figsize=(min(PAGE, 0.4 + 3.4 * len(found)), 4.6))
+        axes = figure.subplots(2, len(found), squeeze=False, sharex=True, sharey="row", height_ratios=(3, 1))
+        for (upper, lower), (split, one) in zip(axes.T, found.items(), strict=True):
+            _draw(upper, one)
             upper.set_title(f"{split}: calibration error {100 * one.error:.2f} %")
-            upper.set_aspect("equal")
-            upper.set_xlim(0, 100)
-            upper.set_ylim(0, 100)
-            counts = np.array([s.num_tokens for s in scores])
-            edges = [100 * cell.low for cell in one.cells]
-            lower.bar(edges, 100 * counts / counts.sum(), width=100 / CONFIDENCE_BINS, align="edge", color=PALETTE[0])
+            lower.bar(
+                [100 * cell.low for cell in one.cells], [cell.score.num_tokens for cell in one.cells],
+                width=100 / CONFIDENCE_BINS, align="edge", color=PALETTE[0], edgecolor="white", linewidth=0.4,
+            )  # fmt: skip
             lower.set_xlabel("Probability of the first choice (%)")
-            lower.set_ylabel("Tokens (%)")
-            upper.set_ylabel("Accuracy (%)")
+        axes[0, 0].set(xlim=(0, 100), ylim=(-2, 102), ylabel="Accuracy (%)")
+        axes[1, 0].set_yscale("log")
+        axes[1, 0].set_ylim(bottom=0.5)
+        axes[1, 0].set_ylabel("Tokens")
+        axes[1, 0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
         axes[0, 0].legend(loc="upper left")
         figure.suptitle(title, fontsize=8)
     return figure, axes
+
+
+def _draw(axis: Any, one: Calibration) -> None:
+    """Draw accuracy over confidence; bins of few tokens are hollow."""
+    scores = [cell.score for cell in one.cells]
+    accuracy = np.array([100 * s.accuracy for s in scores])
+    ends = 100 * np.array([(s.accuracy_low, s.accuracy_high) for s in scores]).reshape(-1, 2)
+    whiskers = np.nan_to_num(np.maximum([accuracy - ends[:, 0], ends[:, 1] - accuracy], 0))
+    is_small = np.array([s.num_tokens < FEW_TOKENS for s in scores], bool)
+    axis.plot([0, 100], [0, 100], color="0.5", linestyle="--", linewidth=0.9, label="perfectly calibrated")
+    for chosen, face, label in (
+        (~is_small, PALETTE[0], "model, 95 % interval"),
+        (is_small, "white", f"the same, fewer than {FEW_TOKENS} tokens"),
+    ):
+        axis.errorbar(
+            100 * one.confidence[chosen], accuracy[chosen], yerr=whiskers[:, chosen], fmt="o", markersize=3.5,
+            color=PALETTE[0], markerfacecolor=face, elinewidth=0.8, capsize=1.5, label=label,
+        )  # fmt: skip

@@ -205,7 +205,7 @@ def scores_of(run: Run, dataset: ProteinDataset, results: Mapping[str, SplitResu
     scores = []
     for split, result in results.items():
         scores += baseline_scores(result, baseline, split, objective)
-        about = {"split": split, "objective": objective, "model": run.name}
+        about: dict[str, Any] = {"split": split, "objective": objective, "model": run.name}
         scores.append(score(result.residues, **about, tokens="residues"))
         if objective == "causal":
             scores.append(score(result.all_tokens, **about, tokens="residues+eos"))
@@ -317,6 +317,8 @@ def _evaluate_run(
 ) -> Evaluated:
     """Score one run and write its files; see `evaluate_command`."""
     run = load_run(folder, step, mesh_of=sharding.evaluation_mesh)
+    if step == "best" and processes.is_first():
+        console.print(f"{run.name}: best on valid is step {run.step}", highlight=False, markup=False)
     data = ProteinDataset.open(dataset or run.dataset)
     batches = run.config.batches
     # Before the model runs, not after hours of it.

@@ -112,8 +112,8 @@ class Details:
         return {"split": split, "objective": self.objective, "model": self.about["run"], "tokens": "residues"}
 
     def _title(self) -> str:
-        counted = "residues" if self.objective == "causal" else "masked residues"
-        return f"{self.about['run']}, step {self.about['step']}: {self.objective}, {counted}, {self.about['rows']}"
+        a, counted = self.about, "all residues" if self.objective == "causal" else "masked residues"
+        return f"{a['run']}, step {a['step']}; objective {self.objective}; {counted} counted; {a['rows']}"
 
     def _write_breakdown(self, by: str) -> Path:
         cells = self.cells(by)

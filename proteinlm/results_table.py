@@ -5,8 +5,9 @@ data: models of another size, trained on TrEMBL, are not ours.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,9 @@ class Line:
 def table_lines(runs: Sequence[Evaluated], *, paper: bool = False) -> list[Line]:
     """Return the lines in the paper's order: objective, split, baselines, models.
 
-    A baseline appears once for all runs that it is the same for (its tokens are those of the run: masks and crops make
-    others of them). The paper's numbers stand beside every run of their objective, split and attention whose rows are
-    single sequences; those without a run of ours stand alone.
+    A baseline appears once for all runs that it is the same for. Its tokens are those of the run; where masks or crops
+    make several of it, each names a run that it belongs to. The paper's numbers stand beside every run of their
+    objective, split and attention whose rows are single sequences; those without a run of ours stand alone.
     """
     lines: list[Line] = []
     for run in runs:
@@ -111,6 +112,13 @@ def table_lines(runs: Sequence[Evaluated], *, paper: bool = False) -> list[Line]
             for name, numbers in models.items():
                 if (objective, split) in groups and (objective, split, name) not in there:
                     lines.append(Line(objective, split, name, None, {}, (name, *numbers)))
+    baselines = Counter((line.objective, line.split) for line in lines if line.score and line.model == BASELINE)
+    lines = [
+        replace(line, model=f"{BASELINE}, as {line.about['run']}")
+        if line.score and line.model == BASELINE and baselines[line.objective, line.split] > 1
+        else line
+        for line in lines
+    ]
     order = list(SPLIT_NAMES.values())
 
     def place(line: Line) -> tuple:

@@ -35,7 +35,8 @@ def sequence_facts(dataset: ProteinDataset, split: str) -> pa.Table:
     if split == "train" or not (dataset.path / _IDENTITY_FILE).is_file():
         return facts
     found = pq.read_table(dataset.path / _IDENTITY_FILE, columns=["digest", "after"], filters=[("split", "=", split)])
-    place = pc.index_in(facts["digest"].combine_chunks(), found["digest"].combine_chunks())
+    index_in = pc.index_in  # pyright: ignore[reportAttributeAccessIssue] (made when the module is imported)
+    place = index_in(facts["digest"].combine_chunks(), found["digest"].combine_chunks())
     if place.null_count:
         raise InputError(
             f"{dataset.path} is damaged: {_IDENTITY_FILE} lacks {place.null_count} of its {len(facts)} sequences of "

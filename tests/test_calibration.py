@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from proteinlm.breakdowns import token_cells
-from proteinlm.calibration import bin_labels, calibration, expected_error, plot_reliability
+from proteinlm.calibration import FEW_TOKENS, bin_labels, calibration, expected_error, plot_reliability
 from proteinlm.cells import as_sums, cells_of, sum_cells, token_values
 from proteinlm.data import alphabet
 from proteinlm.metrics import Sums
@@ -72,7 +72,7 @@ def test_full_confidence_is_in_the_last_bin_and_nothing_gives_nan():
 
 def test_the_diagram_shows_accuracy_over_confidence():
     generator = np.random.default_rng(1)
-    confidence = generator.uniform(0.1, 0.99, (20, 50))
+    confidence = generator.triangular(0.1, 0.4, 0.99, (20, 50))
     one = calibration_of(confidence, generator.uniform(size=confidence.shape) < confidence)
     # A bin of one sequence has no whiskers.
     one.cells[0] = dataclasses.replace(
@@ -81,8 +81,10 @@ def test_the_diagram_shows_accuracy_over_confidence():
     for found in ({"test": one}, {"test": one, "ood": one}):
         figure, axes = plot_reliability(found, "a title")
         assert axes.shape == (2, len(found))
-        line = axes[0, 0].containers[0].lines[0]
-        np.testing.assert_allclose(line.get_xdata(), 100 * one.confidence)
-        np.testing.assert_allclose(line.get_ydata(), [100 * c.score.accuracy for c in one.cells])
-        assert sum(bar.get_height() for bar in axes[1, 0].patches) == pytest.approx(100)
+        many, few = (container.lines[0].get_xydata() for container in axes[0, 0].containers[:2])
+        tokens = np.array([c.score.num_tokens for c in one.cells])
+        points = np.stack([100 * one.confidence, [100 * c.score.accuracy for c in one.cells]], axis=1)
+        np.testing.assert_allclose(many, points[tokens >= FEW_TOKENS])
+        np.testing.assert_allclose(few, points[tokens < FEW_TOKENS])
+        np.testing.assert_array_equal([bar.get_height() for bar in axes[1, 0].patches], tokens)
         assert figure.get_suptitle() == "a title"

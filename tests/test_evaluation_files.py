@@ -2,7 +2,9 @@
 
 import json
 import math
+import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -76,6 +78,19 @@ def test_sequences_add_up_too_and_join_with_the_manifest(details):
     assert again.to_dict() == cells.num_tokens.to_dict()
 
 
+def test_the_program_of_evaluation_md_runs(details, tmp_path, monkeypatch):
+    (tmp_path / "runs" / "causal").mkdir(parents=True)
+    (tmp_path / "runs" / "causal" / "sequences.parquet").symlink_to(details / "masked" / "sequences.parquet")
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[1] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    found: dict = {}
+    exec(compile(program, "evaluation.md", "exec"), found)
+    frame = pd.read_parquet("runs/causal/sequences.parquet")
+    held = frame[(frame.split == "ood") & frame.families.map(lambda families: "PF03938" in families)]
+    assert found["sums"].loc[("ood", "PF03938"), "count"] == held["count"].sum() > 0
+
+
 def test_calibration_and_table_are_there(details):
     saved = json.loads((details / "masked" / "evaluation_calibration.json").read_text())
     bins = pd.read_csv(details / "masked" / "evaluation_calibration.csv")
@@ -118,14 +133,16 @@ def test_a_split_of_nothing_is_said_and_stops_nothing(tiny_runs, dataset_without
     assert pd.read_csv(run / "evaluation.csv").empty
 
 
-def test_the_best_checkpoint_is_scored(tiny_runs, tmp_path):
+def test_the_best_checkpoint_is_scored(tiny_runs, tmp_path, capsys):
     run = tmp_path / "causal"
     shutil.copytree(tiny_runs["causal"], run)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    losses = {row["step"]: row["loss"] for row in lines if row["kind"] == "valid"}
+    # The last step is scored on the whole of valid, the others on eight sequences of it: they are not compared.
+    losses = {row["step"]: row["loss"] for row in lines if row["kind"] == "valid" and row["sequences"] == 8}
     best = load_run(run, "best").step
     assert losses[best] == min(losses.values())
     assert main(["evaluate", str(run), "--step", "best", "--splits", "test"]) == 0
+    assert f"best on valid is step {best}" in capsys.readouterr().err
     assert json.loads((run / "evaluation.json").read_text())["step"] == best
 
 

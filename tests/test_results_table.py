@@ -83,8 +83,13 @@ def test_two_runs_make_lines_in_the_papers_order():
 def test_baselines_of_other_tokens_are_lines_of_their_own():
     other = evaluated("b", "causal")
     crop = [dataclasses.replace(s, num_tokens=s.num_tokens - 1) for s in other.scores]
-    lines = table_lines([evaluated("a"), dataclasses.replace(other, scores=crop)])
-    assert [line.model for line in lines if line.split == "Test"] == [BASELINE, BASELINE, "a", "b"]
+    lines = table_lines([evaluated("a"), dataclasses.replace(other, scores=crop)], paper=True)
+    lines = [line for line in lines if line.score]
+    assert [line.model for line in lines if line.split == "Test"] == [
+        f"{BASELINE}, as a", f"{BASELINE}, as b", "a", "b",
+    ]  # fmt: skip
+    # Both stand above the models, with the paper's beside both.
+    assert [line.paper[0] for line in lines if line.split == "OOD"][:2] == [BASELINE] * 2
 
 
 def test_the_papers_numbers_stand_beside_their_own_kind_and_alone_where_there_is_none():
