@@ -146,6 +146,15 @@ def test_the_best_checkpoint_is_scored(tiny_runs, tmp_path, capsys):
     assert json.loads((run / "evaluation.json").read_text())["step"] == best
 
 
+def test_a_run_without_a_best_checkpoint_names_those_there_are(tiny_runs, tmp_path):
+    run = tmp_path / "causal"
+    shutil.copytree(tiny_runs["causal"], run)
+    for metrics in run.glob("checkpoints/*/metrics"):
+        shutil.rmtree(metrics)
+    with pytest.raises(InputError, match="no best checkpoint: .*; there are 2, 4: name one"):
+        load_run(run, "best")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
