@@ -303,12 +303,13 @@ def read_run_files(run: Path) -> tuple[Config, dict[str, str]]:
         raise InputError(f"{run / RUN_FILE} is damaged ({error!r}): write it anew by resuming the training.") from error
 
 
-def load_run(run: str | Path, step: int | None = None, *, mesh_of: Callable[[Config], Mesh] | None = None) -> Run:
+def load_run(run: str | Path, step: int | str | None = None, *, mesh_of: Callable[[Config], Mesh] | None = None) -> Run:
     """Load the model of a run folder from its newest checkpoint, or from that of `step`.
 
     Args:
         run: the folder.
-        step: of the checkpoint.
+        step: of the checkpoint; "best" is that of the lowest loss on valid among those kept that were scored on the
+            same part of it. (The last step of a run is scored on the whole; it is among them if all were.)
         mesh_of: gives the mesh that the model shall lie on, whichever it was trained on; None is this process's first
             device.
 
@@ -325,9 +326,7 @@ def load_run(run: str | Path, step: int | None = None, *, mesh_of: Callable[[Con
         steps = checkpoints.steps()
         if not steps:
             raise InputError(f"{run} has no checkpoints yet: train first, or name another run.")
-        if step is not None and step not in steps:
-            raise InputError(f"{run} has no checkpoint of step {step}; there are {', '.join(map(str, steps))}.")
-        step = steps[-1] if step is None else step
+        step = _chosen(run, checkpoints, steps, step)
         config = checkpoints.config(step)
         abstract = nnx.eval_shape(
             lambda: ProteinLM(config.model, causal=config.causal, key=jax.random.key(config.seed))
@@ -339,3 +338,19 @@ def load_run(run: str | Path, step: int | None = None, *, mesh_of: Callable[[Con
     finally:
         checkpoints.close()
     return Run(run, config, step, model, origin["dataset"], origin["fingerprint"], mesh)
+
+
+def _chosen(run: Path, checkpoints: Checkpoints, steps: list[int], wanted: int | str | None) -> int:
+    """Return the step of the checkpoint that was asked for: a number, "best", or None for the newest."""
+    there = f"there {'is' if len(steps) == 1 else 'are'} {', '.join(map(str, steps))}"
+    if wanted is None:
+        return steps[-1]
+    if wanted == "best":
+        if (best := checkpoints.best()) is None:
+            raise InputError(
+                f"{run} has no best checkpoint: none was saved with a loss on valid; {there}: name one of them."
+            )
+        return best
+    if wanted not in steps:
+        raise InputError(f"{run} has no checkpoint of step {wanted}; {there}, or best.")
+    return int(wanted)

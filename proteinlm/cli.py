@@ -18,6 +18,7 @@ import tyro
 
 from proteinlm import __version__
 from proteinlm.errors import InputError, Interrupted
+from proteinlm.evaluate_options import EvaluateOptions
 
 if TYPE_CHECKING:
     from proteinlm.config import Config
@@ -64,23 +65,16 @@ class Processes:
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class Evaluate(EvaluateOptions):
     """Score trained runs on whole splits: accuracy, perplexity and bits per residue with 95 % intervals.
 
     The empirical baseline (residue frequencies of train) and the uniform guess are scored on the same tokens. Each
-    run's folder gets evaluation.csv and evaluation.json.
+    run's folder gets evaluation.csv, evaluation.json and, unless its rows are windows, sequences.parquet (a row for
+    each sequence); breakdowns and calibration come from the same pass.
 
-    Example: proteinlm evaluate runs/causal runs/masked --splits test ood
+    Example: proteinlm evaluate runs/causal runs/masked --splits test ood --by residue length --calibration --table
     """
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders of runs."""
-    splits: tuple[str, ...] = ("test", "ood")
-    """Splits to score: train, valid, test, ood."""
-    dataset: Path | None = None
-    """Another dataset than the one that the run was trained on."""
-    step: int | None = None
-    """Checkpoint to score; the newest by default."""
     processes: Annotated[Processes, tyro.conf.arg(name="")] = field(default_factory=Processes)
 
 
@@ -255,7 +249,10 @@ def _evaluate(arguments: Sequence[str]) -> None:
     from proteinlm.evaluate import evaluate_command
 
     given.processes.join()
-    evaluate_command(given.runs, given.splits, given.dataset, given.step)
+    evaluate_command(
+        given.runs, given.splits, given.dataset, given.step,
+        by=given.by, calibrate=given.calibration, table=given.table, paper=given.paper, output=given.output,
+    )  # fmt: skip
 
 
 def _analyze(arguments: Sequence[str]) -> None:

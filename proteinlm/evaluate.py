@@ -4,9 +4,9 @@ Every number says its run, split, objective, which tokens count and how many. Th
 tokens as the run beside them: its crop, and for a masked model the residues that its masks select.
 """
 
-import functools
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -18,9 +18,12 @@ import numpy as np
 import pandas as pd
 from flax import nnx
 from jax.sharding import Mesh
+from rich.markup import escape
 from rich.table import Table
 
 from proteinlm import processes, sharding
+from proteinlm.breakdowns import BREAKDOWNS, BY_TOKEN
+from proteinlm.cells import SplitResult, as_sums, cells_of, sum_cells, sum_rows, token_values
 from proteinlm.checkpoint import Run, load_run
 from proteinlm.config import Config
 from proteinlm.data import alphabet
@@ -28,35 +31,15 @@ from proteinlm.data.batches import evaluation_batches
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.data.statistics import EmpiricalBaseline
 from proteinlm.errors import InputError
+from proteinlm.evaluation_files import Details, facts_of
 from proteinlm.files import whole_file
 from proteinlm.logs import console, print_table
 from proteinlm.metrics import Score, Sums, score
-from proteinlm.objective import make_example, residue_weights, sum_tokens, token_sums
+from proteinlm.objective import make_example, residue_weights, sum_tokens
 from proteinlm.randomness import random_key
+from proteinlm.results_table import Evaluated, write_table
 
 SPLITS = ("test", "ood")
-
-
-@dataclass(frozen=True)
-class SplitResult:
-    """Sums of each row of a split, N rows, in evaluation order: a row is a sequence, packed or not, or a window.
-
-    Attributes:
-        rows: int64 [N], the row's place in the split (the manifest's order, for single sequences).
-        residues: nll (nats), correct and count over residues, float64 [N] each.
-        all_tokens: the same over residues and eos; equal to `residues` for a masked model.
-        residue_counts: int64 [N, 25], how often each residue was a counted target, in the order of alphabet.RESIDUES.
-    """
-
-    rows: np.ndarray
-    residues: Sums
-    all_tokens: Sums
-    residue_counts: np.ndarray
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows that hold at least one counted token."""
-        return int((self.all_tokens.count > 0).sum())
 
 
 @dataclass(frozen=True)
@@ -72,13 +55,16 @@ class EvaluationStep:
         return jax.device_get(self.compiled(state, sharding.place_batch(placed, self.mesh)))
 
 
-def make_evaluation_step(config: Config, graph: nnx.GraphDef, mesh: Mesh | None = None) -> EvaluationStep:
+def make_evaluation_step(
+    config: Config, graph: nnx.GraphDef, mesh: Mesh | None = None, cells: Sequence[str] = ()
+) -> EvaluationStep:
     """Return the step: no dropout, no redraw, masks from (seed, digest).
 
     Args:
         config: the run's.
         graph: of its model.
         mesh: where the model's state lies; None is one device.
+        cells: names of breakdowns by tokens (see cells.py) that are summed in the same pass.
     """
     mesh = mesh or sharding.one_device()
     layout = sharding.layout(mesh)
@@ -92,14 +78,22 @@ def make_evaluation_step(config: Config, graph: nnx.GraphDef, mesh: Mesh | None 
         )
         logits = model(inputs, segments=segments, layout=layout)
         on_residues = residue_weights(targets, weights)
+        values = token_values(logits, targets)
+        confidence = values.pop("confidence")
         residue = jnp.arange(alphabet.FIRST_RESIDUE, alphabet.SIZE)
         is_residue = targets[:, :, None] == residue[None, None, :]
-        return {
+        found = {
             "rows": batch["rows"],
-            "residues": token_sums(logits, targets, on_residues, segments),
-            "all_tokens": token_sums(logits, targets, weights, segments),
+            "residues": sum_rows(values, on_residues, segments),
+            "all_tokens": sum_rows(values, weights, segments),
             "residue_counts": sum_tokens(is_residue * on_residues[:, :, None], segments).astype(jnp.int32),
         }
+        every = {**values, "confidence": confidence}
+        for name in cells:
+            summed = every if name == "confidence" else values
+            cell = cells_of(name, every, targets, segments, config.batches.length)
+            found[f"by {name}"] = sum_cells(summed, on_residues, cell, segments)
+        return found
 
     return EvaluationStep(mesh, jax.jit(step, out_shardings=sharding.replicated(mesh)))
 
@@ -137,17 +131,16 @@ def evaluate_split(
         if progress:
             progress(int(real.sum()))
 
-    def sums(name: str) -> Sums:
-        fields = ("nll", "correct", "count")
-        return Sums(*(_joined([getattr(p[name], f) for p in parts], np.float64) for f in fields))
-
-    counts = [p["residue_counts"] for p in parts] or [np.zeros((0, alphabet.NUM_RESIDUES), np.int64)]
-    rows = _joined([p["rows"] for p in parts], np.int64)
-    return SplitResult(rows, sums("residues"), sums("all_tokens"), np.concatenate(counts).astype(np.int64))
-
-
-def _joined(parts: list[np.ndarray], dtype) -> np.ndarray:
-    return np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype)
+    if not parts:
+        nothing = Sums(np.zeros(0), np.zeros(0), np.zeros(0))
+        return SplitResult(np.zeros(0, np.int64), nothing, nothing, np.zeros((0, alphabet.NUM_RESIDUES), np.int64))
+    whole = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
+    by = {name.removeprefix("by "): found for name, found in whole.items() if name.startswith("by ")}
+    confidence = by["confidence"]["confidence"].astype(np.float64) if "confidence" in by else None
+    return SplitResult(
+        whole["rows"].astype(np.int64), as_sums(whole["residues"]), as_sums(whole["all_tokens"]),
+        whole["residue_counts"].astype(np.int64), {name: as_sums(found) for name, found in by.items()}, confidence,
+    )  # fmt: skip
 
 
 def baseline_scores(result: SplitResult, baseline: EmpiricalBaseline, split: str, objective: str) -> list[Score]:
@@ -164,47 +157,58 @@ def baseline_scores(result: SplitResult, baseline: EmpiricalBaseline, split: str
     ]
 
 
-def evaluate(
-    run: Run,
-    dataset: ProteinDataset,
-    splits: Sequence[str] = SPLITS,
-) -> list[Score]:
-    """Score a trained model on whole splits.
+def evaluate(run: Run, dataset: ProteinDataset, splits: Sequence[str] = SPLITS) -> list[Score]:
+    """Score a trained model on whole splits; arguments as for `evaluate_splits`, of which this is the scores."""
+    return scores_of(run, dataset, evaluate_splits(run, dataset, splits))
+
+
+def evaluate_splits(
+    run: Run, dataset: ProteinDataset, splits: Sequence[str] = SPLITS, cells: Sequence[str] = ()
+) -> dict[str, SplitResult]:
+    """Run a trained model over whole splits, once each.
 
     Args:
         run: from `load_run`.
         dataset: usually the run's own; another one is allowed, the baseline is then fitted on its train split.
-        splits: names among train, valid, test, ood; an empty split gives no rows and a line that says so.
-
-    Returns:
-        For each split: uniform guess, empirical baseline, the model on residues, and for a causal model also on
-        residues and eos.
+        splits: names among train, valid, test, ood; an empty split has no result, and a line says so.
+        cells: as for `make_evaluation_step`.
     """
     for split in splits:
         if split not in dataset.counts:
             raise InputError(f"there is no split {split!r}; there are {', '.join(dataset.counts)}.")
     graph, state = nnx.split(run.model)
-    step = make_evaluation_step(run.config, graph, run.mesh)
-    baseline = EmpiricalBaseline.fit(dataset.residue_counts("train"))
-    objective, name = run.config.objective.kind, run.name
-    scores = []
-    for split in splits:
+    step = make_evaluation_step(run.config, graph, run.mesh, cells)
+    results = {}
+    for split in dict.fromkeys(splits):
         if not dataset.counts[split]:
-            console.print(f"split {split} of {dataset.path} is empty: it has no row in the table")
+            why = "no protein has a held-out family" if split == "ood" else "its fraction is 0 or too small"
+            console.print(
+                f"split {split} of {dataset.path} is empty ({why}): it has no row in any table", soft_wrap=True
+            )
             continue
-        with console.status(f"evaluating {name} on {split}") as status:
+        with console.status(f"evaluating {run.name} on {split}") as status:
             seen = 0
 
             def show(number: int, split=split, status=status) -> None:
                 nonlocal seen
                 seen += number
-                status.update(f"evaluating {name} on {split}: {seen:,} rows")
+                status.update(f"evaluating {run.name} on {split}: {seen:,} rows")
 
-            result = evaluate_split(run.config, dataset, split, step, state, progress=show)
+            results[split] = evaluate_split(run.config, dataset, split, step, state, progress=show)
+    return results
+
+
+def scores_of(run: Run, dataset: ProteinDataset, results: Mapping[str, SplitResult]) -> list[Score]:
+    """Return for each split: uniform guess, empirical baseline, the model on residues; if causal, also with eos."""
+    baseline = EmpiricalBaseline.fit(dataset.residue_counts("train"))
+    objective = run.config.objective.kind
+    scores = []
+    for split, result in results.items():
         scores += baseline_scores(result, baseline, split, objective)
-        scores.append(score(result.residues, split=split, objective=objective, model=name, tokens="residues"))
+        about: dict[str, Any] = {"split": split, "objective": objective, "model": run.name}
+        scores.append(score(result.residues, **about, tokens="residues"))
         if objective == "causal":
-            scores.append(score(result.all_tokens, split=split, objective=objective, model=name, tokens="residues+eos"))
+            scores.append(score(result.all_tokens, **about, tokens="residues+eos"))
     return scores
 
 
@@ -224,7 +228,7 @@ def scores_table(scores: Mapping[str, Sequence[Score]], title: str) -> Table:
     for run, rows in scores.items():
         for s in rows:
             table.add_row(
-                run, s.split, s.objective, s.model, s.tokens, f"{100 * s.accuracy:.2f}",
+                escape(run), s.split, s.objective, escape(s.model), s.tokens, f"{100 * s.accuracy:.2f}",
                 f"{100 * s.accuracy_low:.2f} to {100 * s.accuracy_high:.2f}", f"{s.perplexity:.2f}",
                 f"{s.perplexity_low:.2f} to {s.perplexity_high:.2f}", f"{s.bits_per_residue:.3f}", f"{s.num_tokens:,}",
                 f"{s.num_sequences:,}",
@@ -244,29 +248,95 @@ def write_scores(scores: Sequence[Score], folder: Path, about: dict[str, str | i
         handle.write(json.dumps({**about, "scores": clean}, indent=2) + "\n")
 
 
-def evaluate_command(runs: Sequence[Path], splits: Sequence[str], dataset: Path | None, step: int | None) -> None:
-    """Score each run, write its evaluation.csv and evaluation.json, and print one table of all.
+def evaluate_command(
+    runs: Sequence[Path],
+    splits: Sequence[str],
+    dataset: Path | None,
+    step: int | str | None,
+    *,
+    by: Sequence[str] = (),
+    calibrate: bool = False,
+    table: bool = False,
+    paper: bool = False,
+    output: Path | None = None,
+) -> None:
+    """Score each run, write what was found into its folder, and print one table of all.
 
     Args:
         runs: folders of runs.
         splits: names of splits.
         dataset: instead of the one that each run was trained on.
-        step: checkpoint; the newest when None.
+        step: checkpoint; the newest when None, "best" for that of the lowest loss on valid.
+        by: breakdowns of the scores: names of breakdowns.BREAKDOWNS.
+        calibrate: whether to hold the model's confidence against its accuracy.
+        table: whether to write the paper's Table 2 over the runs.
+        paper: whether that has the paper's numbers too.
+        output: its folder; by default the run's, or that which holds all runs.
     """
     if not runs:
         raise InputError("name at least one run: proteinlm evaluate RUN...")
-    scores: dict[str, list[Score]] = {}
-    for folder in runs:
-        run = load_run(folder, step, mesh_of=sharding.evaluation_mesh)
-        data = ProteinDataset.open(dataset or run.dataset)
-        found = evaluate(run, data, splits)
-        batches = run.config.batches
-        rows = f"windows of {batches.length} tokens" if batches.form == "concat" else f"first {batches.length} tokens"
-        about = {
-            "run": run.name, "step": run.step, "dataset": str(data.path), "fingerprint": data.fingerprint, "rows": rows,
-        }  # fmt: skip
-        processes.first_alone(functools.partial(write_scores, found, folder, about))
-        scores[f"{run.name} ({rows})"] = found
+    if (paper or output) and not table:
+        raise InputError("--paper and --output are of the table over the runs: add --table.")
+    unknown = [name for name in by if name not in BREAKDOWNS]
+    if unknown:
+        raise InputError(f"there is no breakdown by {unknown[0]!r}; there are {', '.join(BREAKDOWNS)}.")
+    found = [
+        _evaluate_run(folder, label, splits, dataset, step, by, calibrate)
+        for folder, label in zip(runs, _labels(runs), strict=True)
+    ]
+    if not processes.is_first():
+        return
     title = "Accuracy and perplexity per split; a row is a sequence or a window; intervals by bootstrap over rows"
-    if processes.is_first():
-        print_table(scores_table(scores, title))
+    print_table(scores_table({f"{one.label} ({one.about['rows']})": one.scores for one in found}, title))
+    if table:
+        common = Path(os.path.commonpath([folder.resolve() for folder in runs]))
+        folder = output or (runs[0] if len(runs) == 1 else common)
+        print_table(write_table(found, folder, paper=paper))
+        print(f"table.csv, table.tex and table.md are in {folder}")
+
+
+def _labels(runs: Sequence[Path]) -> list[str]:
+    """Return the folders' names, with as much of their paths as tells them apart."""
+    paths = [folder.resolve() for folder in runs]
+    if len(set(paths)) < len(paths):
+        raise InputError("a run is named twice: name each once.")
+    names = [path.name for path in paths]
+    return [
+        path.name if names.count(path.name) == 1 else str(path.relative_to(os.path.commonpath(paths))) for path in paths
+    ]
+
+
+def _evaluate_run(
+    folder: Path,
+    label: str,
+    splits: Sequence[str],
+    dataset: Path | None,
+    step: int | str | None,
+    by: Sequence[str],
+    calibrate: bool,
+) -> Evaluated:
+    """Score one run and write its files; see `evaluate_command`."""
+    run = load_run(folder, step, mesh_of=sharding.evaluation_mesh)
+    if step == "best" and processes.is_first():
+        console.print(f"{run.name}: best on valid is step {run.step}", highlight=False, markup=False)
+    data = ProteinDataset.open(dataset or run.dataset)
+    batches = run.config.batches
+    # Before the model runs, not after hours of it.
+    facts = facts_of(data, splits, batches.form, by)
+    cells = (*(name for name in by if name in BY_TOKEN), *(("confidence",) if calibrate else ()))
+    results = evaluate_splits(run, data, splits, cells)
+    scores = scores_of(run, data, results)
+    rows = f"windows of {batches.length} tokens" if batches.form == "concat" else f"first {batches.length} tokens"
+    about = {
+        "run": run.name, "step": run.step, "dataset": str(data.path), "fingerprint": data.fingerprint, "rows": rows,
+    }  # fmt: skip
+
+    def write() -> None:
+        write_scores(scores, folder, about)
+        details = Details(folder, about, run.config.objective.kind, batches.length, results, facts)
+        paths = details.write(by, calibrate)
+        names = ", ".join(path.name for path in paths)
+        console.print(f"{folder} has {names or 'the scores'}", soft_wrap=True, highlight=False, markup=False)
+
+    processes.first_alone(write)
+    return Evaluated(label, about, run.config, scores)

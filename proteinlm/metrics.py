@@ -12,6 +12,8 @@ import numpy as np
 # Random numbers drawn at a time by the bootstrap: about 100 MB of memory, whatever the number of sequences
 # below.
 _DRAWS = 4_000_000
+ENDS = (2.5, 97.5)
+"""Percentiles of the resamples that are the ends of a 95 % interval."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,9 @@ class Intervals:
     perplexity: tuple[float, float]
 
 
+NO_INTERVALS = Intervals((math.nan, math.nan), (math.nan, math.nan))
+
+
 def score(
     sums: Sums,
     *,
@@ -110,6 +115,7 @@ def score(
     tokens: str,
     num_resamples: int = 1000,
     seed: int = 0,
+    intervals: Intervals | None = None,
 ) -> Score:
     """Return a row of the table from the sums of each sequence.
 
@@ -122,9 +128,10 @@ def score(
         tokens: see `Score`.
         num_resamples: of the bootstrap.
         seed: of the bootstrap.
+        intervals: where the bootstrap was made before, as by `bootstrap_cells`.
     """
     total = sums.total()
-    intervals = bootstrap(sums, num_resamples=num_resamples, seed=seed)
+    intervals = intervals or bootstrap(sums, num_resamples=num_resamples, seed=seed)
     return Score(
         split=split,
         objective=objective,
@@ -156,22 +163,52 @@ def bootstrap(sums: Sums, *, num_resamples: int = 1000, seed: int = 0) -> Interv
         seed: of the draws.
     """
     values = _by_sequence(sums)
+    return _ends(resampled(values, num_resamples, seed)) if len(values) > 1 else NO_INTERVALS
+
+
+def bootstrap_cells(sums: Sums, *, num_resamples: int = 1000, seed: int = 0) -> list[Intervals]:
+    """Return the intervals of each cell of a breakdown by tokens, where a sequence has tokens in many cells.
+
+    The same draws of whole sequences serve all cells, as one evaluation has all of them. A resample that misses every
+    sequence of a rare cell says nothing of it and is left out there. With one cell this is `bootstrap`.
+
+    Args:
+        sums: of each sequence and cell, fields [n, C]; sequences in which nothing counts are left out.
+        num_resamples: as for `bootstrap`.
+        seed: likewise.
+    """
+    values = np.stack([np.asarray(x, np.float64) for x in (sums.nll, sums.correct, sums.count)], axis=2)
+    values = values[(values[:, :, 2] > 0).any(axis=1)]
+    sequences = (values[:, :, 2] > 0).sum(axis=0)
+    if len(values) < 2:
+        return [NO_INTERVALS] * len(sequences)
+    drawn = resampled(values.reshape(len(values), -1), num_resamples, seed).reshape(num_resamples, *values.shape[1:])
+    return [
+        _ends(drawn[drawn[:, cell, 2] > 0, cell]) if number > 1 else NO_INTERVALS
+        for cell, number in enumerate(sequences)
+    ]
+
+
+def resampled(values: np.ndarray, num_resamples: int, seed: int) -> np.ndarray:
+    """Return the sums of n of n sequences drawn with replacement: values float64 [n, K] to [num_resamples, K]."""
     n = len(values)
-    if n < 2:
-        return Intervals((math.nan, math.nan), (math.nan, math.nan))
     generator = np.random.default_rng(seed)
-    drawn_sums = np.empty((num_resamples, 3))
+    sums = np.empty((num_resamples, values.shape[1]))
     block = max(1, _DRAWS // n)
     for start in range(0, num_resamples, block):
         rows = min(block, num_resamples - start)
         drawn = generator.integers(0, n, (rows, n))
         drawn += np.arange(rows)[:, None] * n
         counts = np.bincount(drawn.reshape(-1), minlength=rows * n).reshape(rows, n)
-        drawn_sums[start : start + rows] = counts @ values
-    loss, accuracy = drawn_sums[:, 0] / drawn_sums[:, 2], drawn_sums[:, 1] / drawn_sums[:, 2]
-    ends = (2.5, 97.5)
-    low, high = np.percentile(loss, ends)
-    return Intervals(_pair(np.percentile(accuracy, ends)), (_exp(low), _exp(high)))
+        sums[start : start + rows] = counts @ values
+    return sums
+
+
+def _ends(drawn: np.ndarray) -> Intervals:
+    """Return the intervals of resampled sums of nll, correct and count, [R, 3]."""
+    loss, accuracy = drawn[:, 0] / drawn[:, 2], drawn[:, 1] / drawn[:, 2]
+    low, high = np.percentile(loss, ENDS)
+    return Intervals(_pair(np.percentile(accuracy, ENDS)), (_exp(low), _exp(high)))
 
 
 def _by_sequence(sums: Sums) -> np.ndarray:

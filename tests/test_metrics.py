@@ -140,3 +140,26 @@ def test_a_million_sequences_stay_within_time_and_memory():
     assert seconds < 20
     assert intervals.perplexity[0] < math.exp(2.5) * 1.01
     assert intervals.perplexity[1] > math.exp(2.5) * 0.99
+
+
+def test_cells_of_one_draw_are_each_the_bootstrap_of_their_own():
+    """Where every sequence has tokens in each cell, the draws are those of the cell alone."""
+    parts = [simulated(np.random.default_rng(seed), 30) for seed in range(3)]
+    joined = Sums(*(np.stack([getattr(p, name) for p in parts], axis=1) for name in ("nll", "correct", "count")))
+    for found, part in zip(metrics.bootstrap_cells(joined), parts, strict=True):
+        alone = bootstrap(part)
+        assert found.accuracy == pytest.approx(alone.accuracy, rel=1e-12)
+        assert found.perplexity == pytest.approx(alone.perplexity, rel=1e-12)
+
+
+def test_rare_cells_have_wide_intervals_and_single_ones_none():
+    sums = simulated(np.random.default_rng(5), 200)
+    columns = [np.stack([x, np.where(np.arange(200) < 2, x, 0), np.where(np.arange(200) < 1, x, 0)], axis=1)
+               for x in (sums.nll, sums.correct, sums.count)]  # fmt: skip
+    whole, rare, single = metrics.bootstrap_cells(Sums(*columns))
+    assert np.diff(whole.accuracy) < np.diff(rare.accuracy)
+    accuracies = sorted(sums.correct[:2] / sums.count[:2])
+    assert rare.accuracy == pytest.approx(tuple(accuracies))
+    assert single == metrics.NO_INTERVALS
+    nothing = Sums(np.zeros((0, 2)), np.zeros((0, 2)), np.zeros((0, 2)))
+    assert metrics.bootstrap_cells(nothing) == [metrics.NO_INTERVALS] * 2

@@ -1,0 +1,92 @@
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from proteinlm.data.dataset import ProteinDataset
+from proteinlm.errors import InputError
+from proteinlm.metrics import Sums
+from proteinlm.sequence_results import sequence_facts, write_sequences
+
+
+def with_identities(folder, source, *, leave_out=0):
+    """A copy of a dataset with an identity.parquet as ingest --split-identity writes one, in another order."""
+    shutil.copytree(source, folder)
+    dataset = ProteinDataset.open(folder)
+    digests, splits, after = [], [], []
+    for split in ("ood", "valid", "test"):
+        for place, digest in enumerate(dataset.digests(split)[::-1]):
+            digests.append(digest.tobytes())
+            splits.append(split)
+            after.append(None if place % 3 == 0 else (place % 10) / 10)
+    table = pa.table(
+        {
+            "digest": pa.array(digests, pa.binary(16)), "split": splits,
+            "before": pa.array(after, pa.float32()), "after": pa.array(after, pa.float32()),
+        }
+    )  # fmt: skip
+    pq.write_table(table.slice(leave_out), folder / "identity.parquet")
+    return dataset, dict(zip(digests, after, strict=True))
+
+
+def test_facts_are_in_the_datasets_order(tiny_dataset, tmp_path):
+    dataset = ProteinDataset.open(tiny_dataset)
+    for split in dataset.counts:
+        facts = sequence_facts(dataset, split)
+        np.testing.assert_array_equal(facts["length"].to_numpy(), dataset.lengths(split))
+        assert [d.as_py() for d in facts["digest"]] == [d.tobytes() for d in dataset.digests(split)]
+        assert "identity" not in facts.column_names
+    dataset, identities = with_identities(tmp_path / "copy", tiny_dataset)
+    facts = sequence_facts(dataset, "test").to_pylist()
+    for row in facts:
+        expected = identities[row["digest"]]
+        assert row["identity"] == (None if expected is None else pytest.approx(expected))
+    assert "identity" not in sequence_facts(dataset, "train").column_names
+
+
+def test_a_dataset_whose_files_do_not_agree_is_refused(tiny_dataset, tmp_path):
+    dataset, _ = with_identities(tmp_path / "copy", tiny_dataset, leave_out=1)
+    with pytest.raises(InputError, match="identity.parquet lacks 1 of its"):
+        sequence_facts(dataset, "ood")
+    manifest = pq.read_table(tmp_path / "copy" / "manifest.parquet")
+    pq.write_table(manifest.slice(0, len(manifest) - 1), tmp_path / "copy" / "manifest.parquet")
+    with pytest.raises(InputError, match="ingest it again"):
+        sequence_facts(dataset, "ood")
+
+
+def test_pandas_reads_it_and_joins_it_with_the_manifest(tiny_dataset, tmp_path):
+    dataset = ProteinDataset.open(tiny_dataset)
+    generator = np.random.default_rng(0)
+    results, facts = {}, {}
+    for split in ("test", "ood"):
+        n = dataset.counts[split]
+        rows = generator.permutation(n)
+        # What is known of a sequence is worked out from its row, so that a mix-up would be seen.
+        sums = Sums(rows * 0.5, rows // 2, rows + 1)
+        results[split], facts[split] = (rows, sums), sequence_facts(dataset, split)
+    path = tmp_path / "sequences.parquet"
+    write_sequences(path, results, facts, {"run": "a", "step": 3})
+    frame = pd.read_parquet(path)
+    assert len(frame) == dataset.counts["test"] + dataset.counts["ood"]
+    joined = frame.merge(dataset.manifest().to_pandas(), on="accession", suffixes=("", "_manifest"), validate="1:1")
+    assert len(joined) == len(frame)
+    assert (joined.length == joined.length_manifest).all()
+    assert (joined.split == joined.split_manifest).all()
+    for one in joined.itertuples():
+        assert dataset.find(one.accession) == (one.split, [one.row])
+        assert list(one.families) == list(one.families_manifest)
+    np.testing.assert_array_equal(frame["nll"], frame.row * 0.5)
+    np.testing.assert_array_equal(frame["correct"], frame.row // 2)
+    np.testing.assert_array_equal(frame["count"], frame.row + 1)
+    kept = pq.read_schema(path).metadata
+    assert (kept[b"run"], kept[b"step"]) == (b"a", b"3")
+    assert json.dumps(frame.columns.tolist()).startswith('["split", "row", "accession"')
+
+
+def test_no_split_leaves_no_file(tmp_path):
+    write_sequences(tmp_path / "x.parquet", {}, {}, {})
+    assert not (tmp_path / "x.parquet").exists()
