@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -80,9 +79,7 @@ def _shown(part: Part) -> Iterator[None]:
 
 def _maps(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path) -> None:
     name, sequence = _protein(given.protein, dataset)
-    analyze_protein(
-        run.model, sequence, output, name=name, layers=given.layers or None, heads=given.heads or None
-    )
+    analyze_protein(run.model, sequence, output, name=name, layers=given.layers or None, heads=given.heads or None)
 
 
 def _kinds(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path) -> None:
@@ -92,28 +89,23 @@ def _kinds(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Pat
 
 def _similarity(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path) -> None:
     sequences = _sequences(dataset, given.split, given.sequences, run)
-    analyze_similarity(
-        run.model, sequences, output, blosum=given.blosum, order=given.order, asked=given.sequences
-    )
+    analyze_similarity(run.model, sequences, output, blosum=given.blosum, order=given.order, asked=given.sequences)
 
 
 def _windows(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path) -> None:
     dataset = _with_split(dataset, given.split)
     if run.config.batches.form != "concat":
         raise InputError(
-            f"{run.name} was trained on {run.config.batches.form} sequences, and the part windows is about concatenated "
-            "ones: name a run with batches.form concat."
+            f"{run.name} was trained with batches.form {run.config.batches.form}, and the part windows is about "
+            "concatenated sequences: name a run with batches.form concat."
         )
-    batches = evaluation_batches(dataset, given.split, run.config.batches)
-    windows = list(islice((row for batch in batches for row in batch.tokens if row.any()), given.windows))
-    analyze_windows(run.model, windows, output)
+    batches = evaluation_batches(dataset, run.config.batches, given.split, limit=given.windows)
+    analyze_windows(run.model, [row for batch in batches for row in batch["tokens"] if row.any()], output)
 
 
 def _structure(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path) -> None:
     assert given.structure is not None
-    analyze_structure(
-        run.model, given.structure, output, chain=given.chain, training=given.training_structures
-    )
+    analyze_structure(run.model, given.structure, output, chain=given.chain, training=given.training_structures)
 
 
 _PARTS: dict[Part, Callable[[Analyze, Run, ProteinDataset | None, Path], None]] = {

@@ -16,8 +16,8 @@ class Analyze:
 
     Writes PNG, PDF and the arrays behind each figure into the run's folder:
 
-    maps: attention.png (Figure 10 of the Performer paper: layers x heads), heads.png (Figure 11: a few heads in detail),
-    lines.png (Figure 12: the first 25 residues as lines), attention.html (pick a layer and head, read every weight).
+    maps: attention.png (Figure 10 of the Performer paper: layers x heads), heads.png (Figure 11: a few heads in
+    detail), lines.png (Figure 12: the first 25 residues as lines), attention.html (pick a head, read every weight).
 
     kinds: head_kinds.png and .csv, which heads are diagonal, vertical, block or diffuse.
 

@@ -22,7 +22,6 @@ from proteinlm.evaluate_options import EvaluateOptions
 
 if TYPE_CHECKING:
     from proteinlm.config import Config
-    from proteinlm.data.dataset import ProteinDataset
 
 _HELP = f"""proteinlm {__version__}: protein language models with linear attention.
 
@@ -76,35 +75,6 @@ class Evaluate(EvaluateOptions):
     """
 
     processes: Annotated[Processes, tyro.conf.arg(name="")] = field(default_factory=Processes)
-
-
-@dataclass(frozen=True)
-class Analyze:
-    """Draw what attention learned: maps of one protein, amino-acid similarity beside BLOSUM.
-
-    Writes PNG, PDF and the arrays (.npz) into the run's folder. Attention is measured by one-hot V probing, which is
-    exact for every mechanism.
-
-    Example: proteinlm analyze runs/masked --protein my.fasta --sequences 800
-    """
-
-    run: Annotated[Path, tyro.conf.Positional]
-    """Folder of a run."""
-    protein: str = "BPT1_BOVIN"
-    """Protein of the maps: BPT1_BOVIN (P00974, as in the paper), a FASTA file (its first record), or an accession of
-    the dataset."""
-    sequences: int = 800
-    """Sequences of `split` that the similarity is aggregated over; 0 leaves it out."""
-    split: str = "test"
-    """Split that they come from, in the dataset's order."""
-    blosum: str = "BLOSUM62"
-    """Matrix beside it: BLOSUM45, 50, 62, 80 or 90."""
-    dataset: Path | None = None
-    """Another dataset than the one that the run was trained on."""
-    step: int | None = None
-    """Checkpoint to look at; the newest by default."""
-    output: Path | None = None
-    """Folder for the figures; RUN/analysis by default."""
 
 
 @dataclass(frozen=True)
@@ -256,61 +226,12 @@ def _evaluate(arguments: Sequence[str]) -> None:
 
 
 def _analyze(arguments: Sequence[str]) -> None:
+    from proteinlm.analyze_options import Analyze
+
     given = tyro.cli(Analyze, args=arguments, prog="proteinlm analyze")
-    from proteinlm.analysis.analyze import analyze_protein, analyze_similarity
-    from proteinlm.checkpoint import load_run
-    from proteinlm.data.dataset import ProteinDataset
+    from proteinlm.analyze_command import analyze_command
 
-    if given.sequences < 0:
-        raise InputError(f"--sequences is {given.sequences}; it cannot be below 0.")
-    run = load_run(given.run, given.step)
-    output = given.output or given.run / "analysis"
-    dataset = ProteinDataset.open(given.dataset or run.dataset) if _needs_dataset(given) else None
-    name, sequence = _protein(given.protein, dataset)
-    analyze_protein(run.model, sequence, output, name=name)
-    if given.sequences and dataset:
-        sequences = _sequences(dataset, given.split, given.sequences, run.config.model.max_length)
-        analyze_similarity(run.model, sequences, output, blosum=given.blosum)
-    print(f"figures and arrays are in {output}")
-
-
-def _needs_dataset(given: Analyze) -> bool:
-    return bool(given.sequences) or not (given.protein == "BPT1_BOVIN" or Path(given.protein).is_file())
-
-
-def _protein(wanted: str, dataset: "ProteinDataset | None") -> tuple[str, bytes]:
-    """Return the name and the letters of the paper's protein, of a FASTA file's first record, or of an accession."""
-    from proteinlm.analysis.proteins import BPT1_BOVIN
-    from proteinlm.data.uniprot import first_record
-
-    if wanted == "BPT1_BOVIN":
-        return "BPT1_BOVIN (P00974)", BPT1_BOVIN
-    if Path(wanted).is_file():
-        record = first_record(Path(wanted))
-        return record.accession, record.sequence
-    if dataset is None or (found := dataset.find(wanted)) is None:
-        where = dataset.path if dataset else "a dataset"
-        raise InputError(f"{wanted} is neither a FASTA file nor an accession of {where}.")
-    return wanted, dataset.sequences(*found)[0]
-
-
-def _sequences(dataset: "ProteinDataset", split: str, number: int, max_length: int) -> list[bytes]:
-    """Return the first sequences of a split that fit the model whole, in the dataset's order (that of the digests)."""
-    import numpy as np
-
-    if split not in dataset.counts:
-        raise InputError(f"there is no split {split!r}; there are {', '.join(dataset.counts)}.")
-    if not dataset.counts[split]:
-        raise InputError(f"the split {split!r} of {dataset.path} is empty: name another one with --split.")
-    # One place is left for the special token that stands beside the residues.
-    fitting = np.flatnonzero(dataset.lengths(split) < max_length)[:number]
-    if len(fitting) < number:
-        print(
-            f"{split} has {len(fitting)} sequences shorter than the model's {max_length} positions; all are used "
-            f"(--sequences asked for {number})",
-            file=sys.stderr,
-        )
-    return dataset.sequences(split, fitting)
+    analyze_command(given)
 
 
 def _report(arguments: Sequence[str]) -> None:

@@ -38,7 +38,10 @@ _FILES = {
         "everything that the run needs to go on: parameters, random features, optimizer, position in the data, config"
     ),
     "`curves.png`, `curves.pdf`, `report.md`": "written by `proteinlm report`",
-    "`evaluation.json`, `evaluation.csv`": "written by `proteinlm evaluate`",
+    "`evaluation.json`, `evaluation.csv`": "scores, written by `proteinlm evaluate`",
+    "`sequences.parquet`": "a row for each evaluated sequence, written by it too",
+    "`evaluation_by_*`, `evaluation_calibration.*`": "written by `proteinlm evaluate --by NAME` and `--calibration`",
+    "`table.*`": "Table 2, written by `proteinlm evaluate --table`",
     "`analysis/`": "written by `proteinlm analyze`",
     "`profile/`": "a trace, written by `--profile`: for TensorBoard's profiler or Perfetto",
     "`tensorboard/`, `wandb/`": "written by `--track`",

@@ -8,6 +8,7 @@ import contextlib
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from proteinlm import processes, sharding
 from proteinlm.checkpoint import Checkpoints
@@ -15,7 +16,7 @@ from proteinlm.config import Config
 from proteinlm.data.batches import TrainBatches
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.errors import Interrupted
-from proteinlm.evaluate import evaluate_split, make_evaluation_step
+from proteinlm.evaluate import EvaluationStep, evaluate_split, make_evaluation_step
 from proteinlm.logs import MetricsLog, TextLog, progress_line
 from proteinlm.metrics import Sums
 from proteinlm.profiling import Profile
@@ -115,9 +116,7 @@ def train(
             comparable = None
             if last or (config.eval_every and done % config.eval_every == 0 and not leave):
                 window.settle()
-                valid = _evaluate(config, dataset, evaluation_step, state, done, log, whole=last)
-                if valid is not None and not (last and config.eval_examples):
-                    comparable = valid.loss
+                valid, comparable = _evaluate(config, dataset, evaluation_step, state, done, log, whole=last)
                 window.restart()
             is_best = comparable is not None and checkpoints.is_among_best(comparable)
             if last or leave or is_best or done % config.checkpoint_every == 0:
@@ -147,10 +146,17 @@ def _describe_start(
     write_readme(run, dataset.path)
 
 
-def _evaluate(config, dataset, evaluation_step, state, done, log, *, whole: bool) -> Sums | None:
-    """Accuracy and perplexity on valid: on `eval_examples` of it, or on the whole at the end."""
+def _evaluate(
+    config: Config, dataset: ProteinDataset, evaluation_step: EvaluationStep, state: Any, done: int, log: MetricsLog, *,
+    whole: bool,
+) -> tuple[Sums | None, float | None]:  # fmt: skip
+    """Log accuracy and perplexity on valid: on `eval_examples` of it, or on the whole at the end.
+
+    Returns:
+        The sums, and the loss on the first `eval_examples`, by which checkpoints are compared; None without valid.
+    """
     if not dataset.counts.get("valid"):
-        return None
+        return None, None
     limit = None if whole or not config.eval_examples else config.eval_examples
     result = evaluate_split(config, dataset, "valid", evaluation_step, state["model"], limit=limit)
     sums = result.residues.total()
@@ -164,7 +170,10 @@ def _evaluate(config, dataset, evaluation_step, state, done, log, *, whole: bool
         sequences=result.num_rows,
         counted="residues",
     )
-    return sums
+    # The whole has the others' sample in it: rows are numbered in the dataset's order.
+    compared = result.rows < (config.eval_examples or result.rows.size)
+    residues = result.residues
+    return sums, Sums(residues.nll[compared], residues.correct[compared], residues.count[compared]).loss
 
 
 @dataclass

@@ -92,7 +92,7 @@ def test_what_a_run_leaves_explains_itself(tmp_path, dataset, monkeypatch):  # n
     def evaluated(_config, _dataset, _step, _state, done, log, *, whole):
         sums = Sums(next(losses), 0.0, 1.0)
         log.write("valid", done, loss=sums.loss, perplexity=sums.perplexity, whole=whole)
-        return sums
+        return sums, sums.loss
 
     monkeypatch.setattr("proteinlm.train._evaluate", evaluated)
     config = small(num_steps=5, eval_every=1, checkpoint_every=100, keep_checkpoints=1)

@@ -28,7 +28,9 @@ from proteinlm.config import (
     OptimizerConfig,
 )
 from proteinlm.data.batches import evaluation_batches
+from proteinlm.data.dataset import ProteinDataset
 from proteinlm.errors import InputError
+from proteinlm.evaluate import evaluate_split, make_evaluation_step
 from proteinlm.logs import read_metrics
 from proteinlm.train import Interrupted, train
 from proteinlm.trainer import Trainer
@@ -187,6 +189,19 @@ def test_a_finished_run_is_left_as_it_is(finished):
     before = (run / "metrics.jsonl").read_bytes()
     assert train(config(num_steps=4), dataset, run).step == 4
     assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_the_last_checkpoint_is_compared_on_the_sample_of_the_others(tmp_path, make_dataset):
+    dataset = make_dataset(form="single", batches=3, batch_size=BATCH, length=48)
+    experiment = config(num_steps=3, eval_every=2, eval_examples=2, keep_best=3, redraw_every=0)
+    result = train(experiment, dataset, tmp_path / "run")
+    run, data = load_run(tmp_path / "run"), ProteinDataset.open(dataset)
+    graph, state = nnx.split(run.model)
+    step = make_evaluation_step(experiment, graph, run.mesh)
+    sample = evaluate_split(experiment, data, "valid", step, state, limit=2).residues.loss
+    assert data.counts["valid"] > 2
+    assert result.valid.loss != pytest.approx(sample, rel=1e-4)
+    assert Checkpoints(tmp_path / "run", read_only=True)._losses()[3] == pytest.approx(sample, rel=1e-6)
 
 
 def test_another_config_or_dataset_is_refused(finished, make_dataset, tmp_path):
