@@ -29,8 +29,8 @@ CONTROLS: tuple[Control, ...] = ("residues", "proteins")
 
 
 def control_windows(
-    windows: Sequence[Integer[np.ndarray, "L"]], *, control: Control, rng: np.random.Generator
-) -> list[Integer[np.ndarray, "L"]]:
+    windows: Sequence[Integer[np.ndarray, " L"]], *, control: Control, rng: np.random.Generator
+) -> list[Integer[np.ndarray, " L"]]:
     """Return a control for each window: the same tokens with residues or proteins shuffled.
 
     Args:
@@ -115,8 +115,8 @@ def mean_over_heads(scores: Float64[np.ndarray, "layers H P P"]) -> Float64[np.n
 
 
 def significance(
-    scores: Float64[np.ndarray, "n"], control: Float64[np.ndarray, "m"]
-) -> tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n"]]:
+    scores: Float64[np.ndarray, " n"], control: Float64[np.ndarray, " m"]
+) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
     """Return p-values of scores against those of the control, and q-values for the whole of them.
 
     p is (1 + controls at least as high) / (1 + controls), one-sided; q is Benjamini and Hochberg's false discovery

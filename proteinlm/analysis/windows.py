@@ -12,6 +12,7 @@ favour neighbours; sums are kept by octave of the distance, apart for keys befor
 can be held against others at its distances.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,9 +33,9 @@ class Window:
         starts, stops: int64 [P], where in `tokens` each protein begins and ends.
     """
 
-    tokens: Integer[np.ndarray, "L"]
-    starts: Int64[np.ndarray, "P"]
-    stops: Int64[np.ndarray, "P"]
+    tokens: Integer[np.ndarray, " L"]
+    starts: Int64[np.ndarray, " P"]
+    stops: Int64[np.ndarray, " P"]
 
     @property
     def letters(self) -> list[str]:
@@ -68,7 +69,7 @@ class WindowAttention:
     even: Float64[np.ndarray, "3"]
 
 
-def read_window(model: ProteinLM, tokens: Integer[np.ndarray, "L"], *, name: str = "the window") -> Window:
+def read_window(model: ProteinLM, tokens: Integer[np.ndarray, " L"], *, name: str = "the window") -> Window:
     """Turn a window into what the model reads, and find its proteins.
 
     Args:
@@ -189,8 +190,8 @@ def _by_distance(columns, keys, octaves):
 def _classes(keys, octaves):
     """Return, for each class of distance, the range of queries that see each key at it: two arrays [E]."""
     edges = 2 ** np.arange(octaves + 1)
-    before = [(keys + near, keys + far) for near, far in zip(edges[:-1], edges[1:], strict=True)]
-    behind = [(keys - far + 1, keys - near + 1) for near, far in zip(edges[:-1], edges[1:], strict=True)]
+    before = [(keys + near, keys + far) for near, far in itertools.pairwise(edges)]
+    behind = [(keys - far + 1, keys - near + 1) for near, far in itertools.pairwise(edges)]
     return before + behind
 
 
