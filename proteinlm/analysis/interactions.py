@@ -14,7 +14,6 @@ The control is what the model does with windows in which nothing but chance rela
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Float64, Integer
@@ -24,13 +23,12 @@ from proteinlm.analysis.windows import WindowAttention
 from proteinlm.data import alphabet
 from proteinlm.errors import InputError
 
-Control = Literal["residues", "proteins"]
-CONTROLS: tuple[Control, ...] = ("residues", "proteins")
+CONTROLS = ("residues", "proteins")
 
 
 def control_windows(
-    windows: Sequence[Integer[np.ndarray, " L"]], *, control: Control, rng: np.random.Generator
-) -> list[Integer[np.ndarray, " L"]]:
+    windows: Sequence[Integer[np.ndarray, " _"]], *, control: str, rng: np.random.Generator
+) -> list[Integer[np.ndarray, " _"]]:
     """Return a control for each window: the same tokens with residues or proteins shuffled.
 
     Args:
@@ -91,8 +89,8 @@ def pair_scores(
         1 is as in the control. NaN on the diagonal (a protein and itself), where a causal model cannot look, for short
         stretches, and where the control has no pair at a distance that the two have or gives it nothing.
     """
-    octaves = profile.shape[-1] // 2
-    counts = _widened(attention.counts, octaves)
+    octaves = max(profile.shape[-1], attention.counts.shape[-1]) // 2
+    counts, profile = _widened(attention.counts, octaves), _widened(profile, octaves, np.nan)
     at_distance = np.where(counts[None, None] > 0, profile[:, :, None, None, :], 0)
     expected = (at_distance * counts).sum(-1)
     long = attention.window.stops - attention.window.starts >= shortest
@@ -140,10 +138,10 @@ def _across(attention):
     return attention.counts.sum((0, 1)) - np.trace(attention.counts, axis1=0, axis2=1)
 
 
-def _widened(values, octaves):
-    """Return [..., 2 * octaves] from values of fewer classes: both halves are filled up with zeros."""
+def _widened(values, octaves, filling=0):
+    """Return [..., 2 * octaves] from values of fewer classes: both halves are filled up at their ends."""
     own = values.shape[-1] // 2
-    result = np.zeros((*values.shape[:-1], 2 * octaves), values.dtype)
+    result = np.full((*values.shape[:-1], 2 * octaves), filling, values.dtype)
     result[..., :own], result[..., octaves : octaves + own] = values[..., :own], values[..., own:]
     return result
 

@@ -80,9 +80,6 @@ def read_window(model: ProteinLM, tokens: Integer[np.ndarray, " L"], *, name: st
     Raises:
         InputError: fewer than two proteins, padding between tokens, or more tokens than the model's max_length.
     """
-    tokens = np.asarray(tokens)
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise ValueError(f"a window is integers [L], not {tokens.dtype} {tokens.shape}")
     used = int((tokens != alphabet.PAD).sum())
     if (tokens[:used] == alphabet.PAD).any():
         raise InputError(f"{name} has padding between its tokens: windows are padded on the right alone.")

@@ -110,7 +110,13 @@ def test_residues_and_proteins_are_really_moved():
     for control in interactions.CONTROLS:
         moved = interactions.control_windows(given_windows, control=control, rng=rng)
         assert not any(np.array_equal(a, b) for a, b in zip(given_windows, moved, strict=True))
-        assert sorted(np.concatenate(moved)) == sorted(np.concatenate(given_windows))
+        if control == "proteins":
+            origins = [
+                {place for part in interactions._stretches(window) for place, own in enumerate(given_windows)
+                 if part.tobytes() in own.tobytes()}
+                for window in moved
+            ]  # fmt: skip
+            assert {0, 1} in origins
     assert (given_windows[0] == stream(np.random.default_rng(1), (30, 20, 25))).all()
 
 
