@@ -2,7 +2,10 @@
 
 from Bio.Data.PDBData import protein_letters_1to3
 
-ATOM = "{kind:<6}{serial:>5} {atom:<4} {residue:>3} {chain}{number:>4}    {x:>8.3f}{y:>8.3f}{z:>8.3f}  1.00  0.00          {element:>2}"
+ATOM = (
+    "{kind:<6}{serial:>5} {atom:<4} {residue:>3} {chain}{number:>4}    {x:>8.3f}{y:>8.3f}{z:>8.3f}"
+    "  1.00  0.00          {element:>2}"
+)
 COLUMNS = (
     "group_PDB", "id", "type_symbol", "label_atom_id", "label_alt_id", "label_comp_id", "label_asym_id",
     "label_entity_id", "label_seq_id", "pdbx_PDB_ins_code", "Cartn_x", "Cartn_y", "Cartn_z", "occupancy",

@@ -156,6 +156,8 @@ def _is_mmcif(text):
 
 
 def _first_model(text, path, mmcif):
+    if not text.strip():
+        raise InputError(f"{path} is empty: it should be a PDB or mmCIF file.")
     parser = MMCIFParser(QUIET=True) if mmcif else PDBParser(QUIET=True)
     try:
         structure = parser.get_structure(path.name, io.StringIO(text))

@@ -129,3 +129,36 @@ def test_a_browser_hides_later_residues(maps, tmp_path):
     dom = opened(path, "#layer=0&head=1&at=7,12", tmp_path / "profile")
     assert 'data-value="hidden"' in dom
     assert "hidden (a later residue)" in dom
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (Debian: apt-get install chromium)")
+def test_keys_and_pointer_move_the_cursor(maps, tmp_path):
+    path = interactive_map(maps, LETTERS, tmp_path / "map.html", name="p", causal=False)
+    script = """<script>
+    const press = (target, key, shiftKey = false) =>
+      target.dispatchEvent(new KeyboardEvent("keydown", { key, shiftKey, bubbles: true }));
+    const told = document.createElement("ol");
+    const note = () => {
+      const { layer, head, at, value } = $("readout").dataset, item = document.createElement("li");
+      item.textContent = [layer, head, at, value].join(" "); told.append(item); };
+    press($("map"), "ArrowDown"); press($("map"), "ArrowRight", true); note();
+    press($("map"), "End"); press(document.body, "]"); press(document.body, "}"); note();
+    press($("map"), "ArrowUp", true); press(document.body, "["); press(document.body, "["); note();
+    const box = $("map").getBoundingClientRect();
+    $("map").dispatchEvent(new PointerEvent("pointermove", { clientX: box.right - 20, clientY: box.top + 8 })); note();
+    document.body.append(told, location.hash);
+    </script></body>"""
+    path.write_text(path.read_text(encoding="utf-8").replace("</body>", script), encoding="utf-8")
+    dom = opened(path, "", tmp_path / "profile")
+    notes = [item.split() for item in re.findall(r"<li>(.*?)</li>", dom)]
+    last = len(LETTERS)
+    assert [note[:3] for note in notes] == [
+        ["0", "0", "2,11"],
+        ["1", "1", f"2,{last}"],
+        ["1", "0", f"1,{last}"],
+        ["1", "0", f"1,{last}"],
+    ]
+    for layer, head, at, value in notes:
+        row, column = (int(place) - 1 for place in at.split(","))
+        assert_within_stated_precision(float(value), float(maps[int(layer), int(head), row, column]), scale_of(maps))
+    assert f"#layer=1&amp;head=0&amp;at=1,{last}" in dom

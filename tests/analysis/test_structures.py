@@ -90,9 +90,13 @@ def test_packed_files(tmp_path):
     [
         (BY_HAND, "C", "has no protein chain 'C'; its protein chains are A"),
         (BY_HAND, "B", "has no protein chain 'B'"),
-        ("\n".join(line for line in BY_HAND.splitlines() if " CB " not in line and "CB " not in line), None, "no C-beta"),
+        (
+            "\n".join(line for line in BY_HAND.splitlines() if " CB " not in line and "CB " not in line),
+            None,
+            "no C-beta",
+        ),
         ("\n".join(line for line in BY_HAND.splitlines() if " DA " in line), None, "no protein chain"),
-        ("", None, "holds no atoms"),
+        ("", None, r"structure\.pdb is empty"),
         ("MKVLA\n>not a structure\n", None, "holds no atoms"),
         ("data_X\nloop_\n_atom_site.id\n1\n2\n", None, "cannot be read as mmCIF"),
         ("data_X\n_entry.id X\n", None, "cannot be read as mmCIF|holds no atoms"),
