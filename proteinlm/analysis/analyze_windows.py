@@ -72,9 +72,12 @@ def analyze_windows(
     rng = np.random.default_rng(seed)
     trimmed = [window[window != alphabet.PAD] for window in windows]
     drawn = [interactions.control_windows(trimmed, control=control, rng=rng) for _ in range(repeats)]
-    found = [window_attention(model, window) for window in read]
-    controls = [[window_attention(model, read_window(model, window)) for window in repeat] for repeat in drawn]
-    every_control = [attention for repeat in controls for attention in repeat]
+    controls = [read_window(model, window, name="a control") for repeat in drawn for window in repeat]
+    # All are read at one length, so that the model is compiled once.
+    padded = max(len(window.tokens) for window in read + controls)
+    found, every_control = (
+        [window_attention(model, window, padded=padded) for window in each] for each in (read, controls)
+    )
     if not every_control:
         raise InputError("no window of the control has two proteins; give more windows, or the control 'residues'.")
     profile = interactions.distance_profile(every_control)

@@ -104,12 +104,16 @@ def read_window(model: ProteinLM, tokens: Integer[np.ndarray, " L"], *, name: st
     return Window(read, starts, stops)
 
 
-def window_attention(model: ProteinLM, window: Window, *, block: int = BLOCK) -> WindowAttention:
+def window_attention(
+    model: ProteinLM, window: Window, *, padded: int | None = None, block: int = BLOCK
+) -> WindowAttention:
     """Sum a window's attention by pairs of proteins and by distance, in memory linear in its length.
 
     Args:
         model: a causal or bidirectional model.
         window: from `read_window`.
+        padded: pad the tokens to this length, so that windows of several lengths are compiled once; the sums do not
+            depend on it.
         block: columns of the map at a time; O(H L block) numbers are held.
 
     Raises:
@@ -127,12 +131,16 @@ def window_attention(model: ProteinLM, window: Window, *, block: int = BLOCK) ->
     octaves = num_octaves(length)
     sums = np.zeros((layers, heads, 2 * proteins, proteins + 1))
     profile = np.zeros((layers, heads, 2 * octaves))
+    given = np.pad(tokens, (0, max(0, (padded or 0) - length)), constant_values=alphabet.PAD)[None]
     for layer in range(layers):
-        for start, columns in column_blocks(model, tokens[None], layer=layer, block=block):
-            here = slice(start, start + columns.shape[-1])
-            sums[layer] += (queries @ columns[0]).astype(np.float64) @ keys[here]
+        for start, columns in column_blocks(model, given, layer=layer, block=block):
+            if start >= length:
+                break
+            here = slice(start, min(start + columns.shape[-1], length))
+            columns = columns[0, :, :length, : here.stop - start]
+            sums[layer] += (queries @ columns).astype(np.float64) @ keys[here]
             other = (owner[:, None] >= 0) & (owner[here] >= 0) & (owner[:, None] != owner[here])
-            relative = columns[0] * np.where(other, visible[:, None], 0)
+            relative = columns * np.where(other, visible[:, None], 0)
             profile[layer] += _by_distance(relative, np.arange(here.start, here.stop), octaves).sum(1)
     return WindowAttention(
         window=window,

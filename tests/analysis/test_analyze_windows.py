@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from proteinlm.analysis import analyze_windows as analyze_windows_module
 from proteinlm.analysis import interactions, windows
 from proteinlm.analysis.analyze_windows import analyze_windows
 from proteinlm.data import alphabet
@@ -55,7 +56,8 @@ def test_files_and_summary(make_model, some, tmp_path, causal, control):
     assert np.isnan(saved["shown_scores"][upper]).all() == causal
 
 
-def test_the_drawn_control_of_shuffled_residues_is_the_mean_of_its_draws(make_model, some, tmp_path):
+def test_the_drawn_control_of_shuffled_residues_is_the_mean_of_its_draws(make_model, some, tmp_path, monkeypatch):
+    monkeypatch.setattr(analyze_windows_module, "save_figure", lambda figure, stem: (stem, stem))
     model = make_model("softmax")
     first = analyze_windows(model, some, tmp_path / "a", repeats=2, shown=1, seed=5)
     again = analyze_windows(model, some, tmp_path / "b", repeats=2, shown=1, seed=5)
@@ -73,7 +75,8 @@ def test_the_drawn_control_of_shuffled_residues_is_the_mean_of_its_draws(make_mo
     np.testing.assert_allclose(saved["shown_control_scores"], np.mean(scores, 0), rtol=1e-4)
 
 
-def test_names_stand_in_the_summary(make_model, some, tmp_path):
+def test_names_stand_in_the_summary(make_model, some, tmp_path, monkeypatch):
+    monkeypatch.setattr(analyze_windows_module, "save_figure", lambda figure, stem: (stem, stem))
     names = [["a", "b", "c"], ["d", "e"]]
     summary = analyze_windows(make_model(), some, tmp_path, names=names, repeats=1)
     assert {tuple(entry["proteins"]) for entry in summary["highest_pairs"]} == {
