@@ -87,14 +87,17 @@ def analyze_structure(
     ranking = np.mean([[_long_range(scores, j) for scores in j.corrected] for j in chosen_on], 0)
     best = int(np.argmax(np.nan_to_num(ranking, nan=-1)))
     where = f"training structures ({len(others)})" if others else "this protein"
-    best_label = f"layer {best // heads}, head {best % heads}"
+    best_label = f"best head (layer {best // heads}, head {best % heads})"
     table = {
         "chance": contacts.chance(judged.pairs),
         "mean of all heads": contacts.precisions(judged.mean, judged.pairs),
         f"{best_label}, no APC": by_head["raw"][best],
         best_label: by_head["corrected"][best],
     }
-    shown, predictor = judged.corrected[best], f"{best_label} (best of {layers * heads} on {where})"
+    shown, predictor = (
+        judged.corrected[best],
+        f"layer {best // heads}, head {best % heads} (best of {layers * heads} on {where})",
+    )
     arrays: dict[str, Any] = {}
     if others:
         coefficients, intercept = contacts.fit_heads([j.corrected for j in others], [j.pairs.contacts for j in others])
@@ -128,7 +131,10 @@ def analyze_structure(
     )
     files = save_figure(figure, stem)
     long_range = by_head["corrected"][:, 0, 0].reshape(layers, heads)
-    figure, _ = contact_plots.precision_figure(table, long_range, name=judged.name)
+    figure, _ = contact_plots.precision_figure(
+        table, long_range, name=judged.name,
+        note=f"best head chosen on {where}; L = {judged.pairs.num_resolved} resolved residues",
+    )  # fmt: skip
     files += save_figure(figure, stem.with_name("contact_precision"))
     summary = {
         **_described(judged),

@@ -81,6 +81,7 @@ def precision_figure(
     by_head: Float[np.ndarray, "layers H"],
     *,
     name: str,
+    note: str = "",
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> tuple[Figure, np.ndarray]:
@@ -90,6 +91,7 @@ def precision_figure(
         table: for each predictor, in rows from the top, [3, 3] as `contacts.precisions` gives; NaN is drawn grey.
         by_head: long-range precision at L of each head.
         name: the protein, for the title.
+        note: a second line of the title.
         layers, heads: numbers beside the heads; None counts from 0.
 
     Returns:
@@ -100,7 +102,7 @@ def precision_figure(
     top = float(np.nanmax(both)) if np.isfinite(both).any() else 1.0
     cmap = colormaps[figures.SEQUENTIAL].with_extremes(bad=HIDDEN)
     num_layers, num_heads = by_head.shape
-    height = 1.5 + max(0.28 * len(table) + 0.3, min(0.22 * num_layers, 5))
+    height = 1.65 + max(0.28 * len(table) + 0.3, min(0.22 * num_layers, 5))
     with figures.style():
         figure = Figure(figsize=(figures.PAGE, height))
         left, right = figure.subplots(1, 2, width_ratios=(len(RANGES) * len(CUTS), max(4, min(num_heads, 9))))
@@ -130,7 +132,7 @@ def precision_figure(
         bar = figure.colorbar(image, ax=[left, right], location="bottom", aspect=50, shrink=0.5, pad=0.04)
         bar.set_label("precision (share of the pairs that are contacts)")
         bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-        figure.suptitle(f"Contacts of {name} found by attention", fontsize=9)
+        figure.suptitle(f"Contacts of {name} found by attention" + (f"\n{note}" if note else ""), fontsize=9)
     return figure, np.array([left, right])
 
 

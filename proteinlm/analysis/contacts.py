@@ -68,7 +68,7 @@ def judged_pairs(places: Float64[np.ndarray, "L 3"], *, cutoff: float = CUTOFF) 
     Raises:
         InputError: no such pair, or none touches.
     """
-    resolved = ~np.isnan(places).any(1)
+    resolved = ~np.isnan(places.sum(1))
     first, second = np.triu_indices(len(places), CLOSEST)
     keep = resolved[first] & resolved[second]
     first, second = first[keep], second[keep]

@@ -138,7 +138,7 @@ def _across(attention):
     return attention.counts.sum((0, 1)) - np.trace(attention.counts, axis1=0, axis2=1)
 
 
-def _widened(values, octaves, filling=0):
+def _widened(values, octaves, filling: float = 0):
     """Return [..., 2 * octaves] from values of fewer classes: both halves are filled up at their ends."""
     own = values.shape[-1] // 2
     result = np.full((*values.shape[:-1], 2 * octaves), filling, values.dtype)

@@ -63,7 +63,7 @@ class Placement:
     @property
     def resolved(self) -> Bool[np.ndarray, " L"]:
         """Which residues have a place; the others take no part in contacts."""
-        return ~np.isnan(self.places).any(1)
+        return ~np.isnan(self.places.sum(1))
 
 
 def read_chain(path: str | os.PathLike, chain: str | None = None) -> Chain:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Integer
 from matplotlib import colormaps
-from matplotlib.colors import TwoSlopeNorm
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from proteinlm import figures
@@ -73,8 +73,9 @@ def score_figure(
 ) -> tuple[Figure, np.ndarray]:
     """Draw the scores of the pairs of proteins of one window beside those of its control.
 
-    Colours diverge from 1, where attention is what the control has at the same distances, on a scale of factors: twice
-    and half are equally far from it. Both matrices share the scale, which spans all values drawn.
+    The middle of the scale is 1, where attention is what the control has at the same distances, and it runs by factors:
+    twice and half are equally far from it. Both matrices share it; it spans all values drawn. Few proteins have their
+    scores printed as well.
 
     Args:
         scores, control: from `interactions.pair_scores`, averaged over heads; NaN is drawn grey.
@@ -87,7 +88,7 @@ def score_figure(
     Returns:
         The Figure, and its two Axes.
     """
-    cmap = colormaps[figures.DIVERGING].with_extremes(bad=HIDDEN)
+    cmap = colormaps[figures.SEQUENTIAL].with_extremes(bad=HIDDEN)
     # A score of 0 or less (kernels whose weights can be negative) is drawn at the bottom of the scale.
     drawn = [np.log2(np.where(matrix > 2**-6, matrix, np.where(np.isnan(matrix), np.nan, 2**-6)))
              for matrix in (scores, control)]  # fmt: skip
@@ -103,8 +104,13 @@ def score_figure(
         for panel, matrix, sizes, title, label in zip(
             axes, drawn, (lengths, control_lengths), titles, names, strict=True
         ):
-            image = panel.imshow(np.ma.masked_invalid(matrix), cmap=cmap, norm=TwoSlopeNorm(0, -top, top))
+            image = panel.imshow(np.ma.masked_invalid(matrix), cmap=cmap, norm=Normalize(-top, top))
             number = len(matrix)
+            if number <= 8:
+                for (row, column), value in np.ndenumerate(matrix):
+                    colour = "white" if value < 0.2 * top else "black"
+                    text = "" if np.isnan(value) else f"{2**value:.2f}"
+                    panel.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
             step = max(1, -(-number // 16))
             ticks = range(0, number, step)
             beside = [label[i] if i < len(label) else str(i + 1) for i in ticks]
@@ -118,7 +124,8 @@ def score_figure(
         assert image is not None
         bar = figure.colorbar(image, ax=axes, location="bottom", aspect=50, shrink=0.6, pad=0.03)
         ticks = np.linspace(-top, top, 5)
-        bar.set_ticks(ticks, labels=[f"{2**tick:.2f}" for tick in ticks])
+        bar.set_ticks(list(ticks), labels=[f"{2**tick:.2f}" for tick in ticks])
+        bar.ax.axvline(0, color="white", linewidth=1.5)
         bar.set_label("attention over that of the control at the same distances (1: the same)")
         bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
         grey = "grey: not scored" + (

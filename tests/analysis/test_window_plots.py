@@ -44,6 +44,8 @@ def test_scores_share_a_scale_that_is_even_about_one(causal):
     assert -low == high == 6
     assert right.images[0].get_clim() == (low, high)
     assert [text.get_text() for text in left.get_yticklabels()] == ["1 (20)", "2 (30)", "3 (40)", "4 (50)"]
+    printed = [text.get_text() for text in right.texts]
+    assert printed == [f"{value:.2f}" for value in control.ravel()]
     assert right.get_title() == "control: residues shuffled"
     assert ("sees only earlier proteins" in figure.get_suptitle()) == causal
 

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -144,6 +146,27 @@ def test_a_window_is_read_as_in_training(make_model):
 def test_windows_that_cannot_be_used(make_model, tokens, message):
     with pytest.raises(InputError, match=message):
         windows.read_window(make_model(), tokens)
+
+
+def test_memory_is_linear_in_the_length(make_model, monkeypatch):
+    model = make_model("softmax", num_layers=1)
+
+    def blocks(model, tokens, *, layer, block):
+        for start in range(0, tokens.shape[1], block):
+            yield start, np.ones((1, 2, tokens.shape[1], block), np.float32)
+
+    def peak(length):
+        monkeypatch.setattr(windows, "column_blocks", blocks)
+        starts = np.arange(0, length, length // 4)
+        tokens = np.full(length, 5, np.uint8)
+        tracemalloc.start()
+        windows.window_attention(model, windows.Window(tokens, starts, starts + length // 4 - 1), block=64)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    small, large = peak(512), peak(2048)
+    assert 0 < small < large < 5 * small
 
 
 def test_heads_that_give_nothing_have_no_shares(make_model, tokens):
