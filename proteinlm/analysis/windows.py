@@ -124,29 +124,30 @@ def window_attention(
     owner = _owners(window)
     visible = np.arange(1, length + 1) if model.causal else np.full(length, length)
     member = (owner[None, :] == np.arange(proteins)[:, None]).astype(np.float32)
-    # One product gives the plain and the relative sums of every query protein.
-    queries = np.concatenate([member, member * visible.astype(np.float32)])
-    keys = np.concatenate([member, (owner < 0)[None].astype(np.float32)]).T
+    # Rows: the protein of each key, and special tokens last.
+    keys = np.concatenate([member, (owner < 0)[None].astype(np.float32)])
+    factor = np.where(owner >= 0, visible, 0).astype(np.float32)
     layers, heads = model.config.num_layers, model.config.num_heads
     octaves = num_octaves(length)
-    sums = np.zeros((layers, heads, 2 * proteins, proteins + 1))
+    sums, relative_sums = np.zeros((2, layers, heads, proteins, proteins + 1))
     profile = np.zeros((layers, heads, 2 * octaves))
     given = np.pad(tokens, (0, max(0, (padded or 0) - length)), constant_values=alphabet.PAD)[None]
     for layer in range(layers):
         for start, columns in column_blocks(model, given, layer=layer, block=block):
             if start >= length:
                 break
-            here = slice(start, min(start + columns.shape[-1], length))
-            columns = columns[0, :, :length, : here.stop - start]
-            sums[layer] += (queries @ columns).astype(np.float64) @ keys[here]
-            other = (owner[:, None] >= 0) & (owner[here] >= 0) & (owner[:, None] != owner[here])
-            relative = columns * np.where(other, visible[:, None], 0)
-            profile[layer] += _by_distance(relative, np.arange(here.start, here.stop), octaves).sum(1)
+            stop = min(start + columns.shape[-1], length)
+            columns, here = columns[0, :, :length, : stop - start], keys[:, start:stop].T
+            sums[layer] += np.matmul(member, columns) @ here
+            prefix = _prefix_sums(columns, factor)
+            by_query = prefix[window.stops] - prefix[window.starts]
+            relative_sums[layer] += by_query.transpose(1, 0, 2) @ here
+            profile[layer] += _by_distance(prefix, np.arange(start, stop), owner, window, octaves)
     return WindowAttention(
         window=window,
-        sums=sums[:, :, :proteins, :proteins],
-        special_sums=sums[:, :, :proteins, proteins].sum(-1),
-        relative_sums=sums[:, :, proteins:, :proteins],
+        sums=sums[..., :proteins],
+        special_sums=sums[..., proteins].sum(-1),
+        relative_sums=relative_sums[..., :proteins],
         counts=_counts(window, octaves, causal=model.causal),
         profile_sums=profile,
         even=_even(owner, visible, causal=model.causal),
@@ -178,17 +179,32 @@ def _owners(window):
     return owner
 
 
-def _by_distance(columns, keys, octaves):
-    """Return [H, E, K], the sum of each column [H, L, E] over the queries of each class of distance."""
-    length = columns.shape[1]
-    # prefix[i] holds queries before i. Differences of float64 sums of float32 numbers lose nothing that would show.
-    prefix = np.zeros((columns.shape[0], length + 1, columns.shape[2]))
-    np.cumsum(columns, axis=1, dtype=np.float64, out=prefix[:, 1:])
-    here = np.arange(len(keys))
+def _prefix_sums(columns, factor):
+    """Return float64 [L + 1, H, E]: entry i sums factor times columns [H, L, E] over the queries before i.
+
+    Differences of these sums lose nothing that would show: float32 numbers are added in float64.
+    """
+    heads, length, width = columns.shape
+    prefix = np.zeros((length + 1, heads, width))
+    weighted = (columns * factor[:, None]).transpose(1, 0, 2)
+    # Row by row is five times as fast as numpy's cumsum along an axis that is not the last.
+    for query in range(length):
+        np.add(prefix[query], weighted[query], out=prefix[query + 1])
+    return prefix
+
+
+def _by_distance(prefix, keys, owner, window, octaves):
+    """Return [H, K], the sum of columns over the queries of other proteins than the key's, by class of distance."""
+    length = len(owner)
+    columns = np.flatnonzero(owner[keys] >= 0)
+    keys = keys[columns]
+    first, last = window.starts[owner[keys]], window.stops[owner[keys]]
     parts = []
     for begin, end in _classes(keys, octaves):
         begin, end = np.clip(begin, 0, length), np.clip(end, 0, length)
-        parts.append(prefix[:, end, here] - prefix[:, begin, here])
+        everything = prefix[end, :, columns] - prefix[begin, :, columns]
+        own = prefix[np.clip(end, first, last), :, columns] - prefix[np.clip(begin, first, last), :, columns]
+        parts.append((everything - own).sum(0))
     return np.stack(parts, -1)
 
 
