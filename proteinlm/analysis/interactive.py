@@ -1,0 +1,105 @@
+"""A protein's attention as one HTML file that is looked at in a browser: no network, no server, no framework.
+
+The page (interactive.html) has pickers of layer and head, the map, a close-up with residue letters, the value under the
+pointer or cursor, and the lines of the Performer paper's figure 12. FILE#layer=1&head=2&at=3,7 opens it at the weight
+from residue 3 to residue 7.
+"""
+
+import base64
+import html
+import json
+import math
+import os
+import re
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib import colormaps
+
+from proteinlm import figures
+from proteinlm.data import alphabet
+from proteinlm.errors import InputError
+from proteinlm.files import whole_file
+
+LARGEST = 64 * 2**20
+"""Bytes of arrays in a page; base64 adds a third, and browsers hold some of it twice."""
+
+
+def interactive_map(
+    maps: Float[np.ndarray, "layers H L L"],
+    letters: str,
+    path: str | os.PathLike,
+    *,
+    name: str,
+    causal: bool,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+) -> Path:
+    """Write an interactive attention map, whole or not at all.
+
+    The arrays are embedded in half precision over a power of 2 no smaller than the largest weight, and shown as such:
+    relative to the given ones they are off by at most 2^-11, or by 2^-25 of that power where they are smaller than
+    2^-14 of it. Of a causal model the lower triangle alone is embedded; what lies above it is shown as hidden.
+
+    Args:
+        maps: weights [layers, heads, query, key] of residues.
+        letters: the residues, one letter each.
+        path: the HTML file; its folder is made when missing.
+        name: the protein, for the title.
+        causal: whether later residues are hidden.
+        layers, heads: the numbers that the pickers show; None counts from 0.
+
+    Returns:
+        The path.
+
+    Raises:
+        InputError: a weight is not finite, a letter is not a residue's, or the arrays are larger than 64 MiB.
+        ValueError: shapes that do not fit each other.
+    """
+    num_layers, num_heads, length, _ = maps.shape
+    layers = list(range(num_layers) if layers is None else layers)
+    heads = list(range(num_heads) if heads is None else heads)
+    if (len(layers), len(heads), len(letters)) != (num_layers, num_heads, length) or not maps.size:
+        raise ValueError(
+            f"maps are {maps.shape}, but there are {len(layers)} layers, {len(heads)} heads and {len(letters)} letters"
+        )
+    alphabet.encode(letters)
+    size = 2 * num_layers * num_heads * (length * (length + 1) // 2 if causal else length**2)
+    if size > LARGEST:
+        raise InputError(
+            f"an interactive map of {num_layers} layers and {num_heads} heads of {name} would hold "
+            f"{math.ceil(size / 2**20):,} MiB, and browsers hold {LARGEST // 2**20}: choose fewer layers or heads."
+        )
+    values = maps[..., *np.tril_indices(length)] if causal else maps.reshape(num_layers, num_heads, -1)
+    if not np.isfinite(values).all():
+        raise InputError(f"the attention of {name} holds weights that are not finite: there is nothing to draw.")
+    scale = scale_of(values)
+    meta = {
+        "name": name,
+        "letters": letters,
+        "causal": bool(causal),
+        "layers": [int(layer) for layer in layers],
+        "heads": [int(head) for head in heads],
+        "scale": scale,
+        "colours": (colormaps[figures.SEQUENTIAL](range(256))[:, :3] * 255).round().astype(np.uint8).tobytes().hex(),
+    }
+    parts = {
+        "TITLE": html.escape(f"Attention of {name}"),
+        # In a script element nothing but the end of the element, or a comment's beginning, is special.
+        "META": json.dumps(meta).replace("<", "\\u003c"),
+        "ARRAYS": base64.b64encode((values / scale).astype("<f2").tobytes()).decode(),
+    }
+    page = resources.files("proteinlm.analysis").joinpath("interactive.html").read_text(encoding="utf-8")
+    with whole_file(path) as handle:
+        # In one pass: a name may look like a placeholder.
+        handle.write(re.sub("__(TITLE|META|ARRAYS)__", lambda match: parts[match[1]], page))
+    return Path(path)
+
+
+def scale_of(values: Float[np.ndarray, "..."]) -> float:
+    """Return the smallest power of 2 that no weight exceeds in size (1 if all are 0): division by it is exact."""
+    largest = float(np.abs(values).max())
+    return 2.0 ** math.ceil(math.log2(largest)) if largest else 1.0

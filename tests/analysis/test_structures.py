@@ -1,0 +1,179 @@
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+from structure_files import cif_text, hairpin, pdb_text, protein_atoms
+
+from proteinlm.analysis import structures
+from proteinlm.errors import InputError
+
+LETTERS = "MKVLATGWCDEFGHIKLMNPQRSTVWYA"
+PLACES = hairpin(LETTERS)
+
+# Written by hand, column by column as the format's description has it: an alternate place, a ligand with a CA atom
+# (calcium), a free glycine, water, selenomethionine, DNA, and a second model.
+BY_HAND = """\
+HEADER    TEST
+MODEL        1
+ATOM      1  N   ALA A   1      11.104   6.134  -6.504  1.00  0.00           N
+ATOM      2  CA  ALA A   1      11.639   6.071  -5.147  1.00  0.00           C
+ATOM      3  CB  ALA A   1      10.000   1.000  -1.500  1.00  0.00           C
+ATOM      4  CA  GLY A   2      12.000   2.000  -2.500  1.00  0.00           C
+HETATM    5  CA  MSE A   3      13.000   3.000  -3.500  1.00  0.00           C
+HETATM    6  CB AMSE A   3      13.000   4.000  -3.500  0.30  0.00           C
+HETATM    7  CB BMSE A   3      13.500   4.500  -3.500  0.70  0.00           C
+ATOM      8  CA  TRP A   4      14.000   3.000  -3.500  1.00  0.00           C
+TER       9      TRP A   4
+ATOM     10  P    DA B   1      20.000   3.000  -3.500  1.00  0.00           P
+HETATM   11 CA    CA A 101      30.000   3.000  -3.500  1.00  0.00          CA
+HETATM   12  CA  GLY A 102      31.000   3.000  -3.500  1.00  0.00           C
+HETATM   13  O   HOH A 201      32.000   3.000  -3.500  1.00  0.00           O
+ENDMDL
+MODEL        2
+ATOM     14  CA  ALA A   1      91.639   6.071  -5.147  1.00  0.00           C
+ATOM     15  CB  ALA A   1      90.000   1.000  -1.500  1.00  0.00           C
+ENDMDL
+END
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text, name="structure.pdb"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_pdb_file_written_by_hand(written):
+    chain = structures.read_chain(written(BY_HAND))
+    assert (chain.name, chain.chains, chain.letters, chain.sequence) == ("A", ("A",), "AGMW", None)
+    expected = [(10, 1, -1.5), (12, 2, -2.5), (13.5, 4.5, -3.5), (np.nan,) * 3]
+    np.testing.assert_allclose(chain.places, expected)
+
+
+@pytest.mark.parametrize("form", [pdb_text, cif_text])
+def test_pdb_and_mmcif_give_the_same_chain(written, form):
+    atoms = protein_atoms(LETTERS, PLACES, chain="A", missing=(4, 5)) + protein_atoms("GHIK", PLACES[:4], chain="B")
+    path = written(form(atoms, {"A": LETTERS, "B": "GHIK"}))
+    chain = structures.read_chain(path)
+    assert (chain.name, chain.chains) == ("A", ("A", "B"))
+    assert chain.letters == LETTERS[:3] + LETTERS[5:]
+    assert chain.sequence == LETTERS
+    np.testing.assert_allclose(chain.places, np.delete(PLACES, (3, 4), 0), atol=1e-3)
+    other = structures.read_chain(path, "B")
+    assert (other.letters, other.sequence) == ("GHIK", "GHIK")
+    assert structures.read_chain(written(form(atoms))).sequence is None
+
+
+def test_mmcif_goes_by_the_authors_chains(written):
+    atoms = protein_atoms(LETTERS, PLACES, chain="H") + protein_atoms("GHIK", PLACES[:4], chain="L")
+    path = written(cif_text(atoms, {"H": LETTERS, "L": "GHIK"}, label={"H": "A", "L": "H"}), "a.cif")
+    assert structures.read_chain(path, "H").sequence == LETTERS
+    assert structures.read_chain(path, "L").sequence == "GHIK"
+
+
+def test_packed_files(tmp_path):
+    path = tmp_path / "a.pdb.gz"
+    path.write_bytes(gzip.compress(pdb_text(protein_atoms(LETTERS, PLACES)).encode()))
+    assert structures.read_chain(path).letters == LETTERS
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(InputError, match=r"a\.pdb\.gz cannot be read"):
+        structures.read_chain(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "chain", "message"),
+    [
+        (BY_HAND, "C", "has no protein chain 'C'; its protein chains are A"),
+        (BY_HAND, "B", "has no protein chain 'B'"),
+        (
+            "\n".join(line for line in BY_HAND.splitlines() if " CB " not in line and "CB " not in line),
+            None,
+            "no C-beta",
+        ),
+        ("\n".join(line for line in BY_HAND.splitlines() if " DA " in line), None, "no protein chain"),
+        ("", None, r"structure\.pdb is empty"),
+        ("MKVLA\n>not a structure\n", None, "holds no atoms"),
+        ("data_X\nloop_\n_atom_site.id\n1\n2\n", None, "cannot be read as mmCIF"),
+        ("data_X\n_entry.id X\n", None, "cannot be read as mmCIF|holds no atoms"),
+        (BY_HAND.replace("  10.000", "  1x.000", 1), None, "cannot be read as PDB"),
+    ],
+)
+def test_files_that_cannot_be_used(written, text, chain, message):
+    with pytest.raises(InputError, match=message):
+        structures.read_chain(written(text), chain)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(InputError, match=r"nowhere\.pdb cannot be read: No such file"):
+        structures.read_chain(tmp_path / "nowhere.pdb")
+    with pytest.raises(InputError, match="Is a directory"):
+        structures.read_chain(tmp_path)
+
+
+def chain_of(letters, places=None):
+    places = np.array(hairpin(letters) if places is None else places, np.float64)
+    return structures.Chain("A", ("A",), letters, places, None)
+
+
+def test_a_structure_is_laid_on_a_longer_protein():
+    protein = "MSSQ" + LETTERS + "HHHHHH"
+    chain = chain_of(LETTERS)
+    placed = structures.place_chain(chain, protein)
+    np.testing.assert_array_equal(placed.places[4:-6], chain.places)
+    assert not placed.resolved[:4].any()
+    assert not placed.resolved[-6:].any()
+    assert (placed.num_aligned, placed.mismatches, placed.num_inserted) == (len(LETTERS), (), 0)
+
+
+def test_mismatches_gaps_and_tags_are_reported():
+    # The crystal has a tag, one mutation, and lacks a loop of the protein.
+    crystal = "GSHM" + LETTERS[:6] + "A" + LETTERS[7:12] + LETTERS[17:]
+    placed = structures.place_chain(chain_of(crystal), LETTERS)
+    assert placed.mismatches == ((7, "G", "A"),)
+    assert placed.num_inserted == 4
+    assert placed.num_aligned == len(LETTERS) - 5
+    np.testing.assert_array_equal(np.flatnonzero(~placed.resolved), range(12, 17))
+
+
+def test_missing_atoms_leave_a_residue_unresolved():
+    chain = chain_of(LETTERS)
+    chain.places[3] = np.nan
+    placed = structures.place_chain(chain, LETTERS)
+    np.testing.assert_array_equal(np.flatnonzero(~placed.resolved), [3])
+    assert placed.num_aligned == len(LETTERS)
+
+
+def test_letters_outside_blosum_are_aligned():
+    letters = LETTERS.replace("C", "U") + "O"
+    assert structures.place_chain(chain_of(letters), letters).num_aligned == len(letters)
+
+
+def test_another_proteins_structure_is_refused():
+    with pytest.raises(InputError, match="chain A does not look like a structure of mine: of 28 and 28 residues"):
+        structures.place_chain(chain_of("P" * 28), LETTERS, name="mine")
+
+
+# Where Debian keeps Biopython's test files, packed or not.
+REAL = sorted(
+    path
+    for folder in Path("/usr/share/doc").glob("python*-biopython*")
+    for path in folder.rglob("1A8O.*")
+    if path.suffixes[0] in (".pdb", ".cif")
+)
+
+
+@pytest.mark.skipif(
+    not REAL, reason="no package on this machine ships 1A8O (looked in /usr/share/doc/python*-biopython*)"
+)
+def test_a_real_structure():
+    for path in REAL:
+        chain = structures.read_chain(path)
+        # HIV capsid, C-terminal domain: 70 residues, four selenomethionines.
+        assert len(chain.letters) == 70
+        assert chain.sequence == chain.letters
+        assert chain.letters.startswith("MDIRQGPKEPFRDYVDRFYKTLRAEQASQEVKNWMTETLLVQNANPDCKTILKALGPGATLEEMMTACQG")

@@ -1,0 +1,59 @@
+import numpy as np
+import pytest
+
+from proteinlm.analysis import window_plots
+
+
+@pytest.mark.parametrize(("causal", "seen"), [(False, "other proteins"), (True, "earlier proteins")])
+def test_shares_are_drawn_in_percent_and_printed(causal, seen):
+    shares = np.random.default_rng(0).dirichlet(np.ones(3), (2, 4))
+    shares[1, 2] = np.nan
+    figure, axes = window_plots.share_figure(shares, np.array([0.3, 0.65, 0.05]), num_windows=1, causal=causal)
+    for place, panel in enumerate(axes):
+        drawn = panel.images[0].get_array()
+        np.testing.assert_allclose(drawn.filled(np.nan), 100 * shares[..., place])
+        printed = [text.get_text() for text in panel.texts]
+        assert printed == ["–" if np.isnan(v) else f"{v:.0f}" for v in (100 * shares[..., place]).ravel()]
+        assert panel.images[0].get_clim() == (0, 100)
+    assert [panel.get_title().split("\n")[0] for panel in axes] == ["own protein", seen, "special tokens"]
+    assert "30.0 %" in axes[0].get_title()
+    assert "1 window " in figure.get_suptitle()
+
+
+def test_many_heads_are_drawn_without_numbers():
+    _, axes = window_plots.share_figure(np.full((36, 16, 3), 1 / 3), np.ones(3) / 3, num_windows=2, causal=False)
+    assert not axes[0].texts
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_scores_share_a_scale_that_is_even_about_one(causal):
+    rng = np.random.default_rng(1)
+    scores, control = np.exp(rng.normal(size=(4, 4))), np.exp(0.1 * rng.normal(size=(3, 3)))
+    scores[0, 1], scores[1, 2] = np.nan, -0.5
+    figure, (left, right) = window_plots.score_figure(
+        scores, control, lengths=np.array([20, 30, 40, 50]), control_lengths=np.array([25, 35, 45]),
+        name="window 3", null="residues shuffled", causal=causal,
+    )  # fmt: skip
+    drawn = left.images[0].get_array()
+    assert drawn.mask[0, 1]
+    expected = np.log2(np.where(scores > 0, scores, 2.0**-6))
+    np.testing.assert_allclose(drawn[2:], expected[2:])
+    assert drawn[1, 2] == -6
+    np.testing.assert_allclose(right.images[0].get_array(), np.log2(control))
+    low, high = left.images[0].get_clim()
+    assert -low == high == 6
+    assert right.images[0].get_clim() == (low, high)
+    assert [text.get_text() for text in left.get_yticklabels()] == ["1 (20)", "2 (30)", "3 (40)", "4 (50)"]
+    printed = [text.get_text() for text in right.texts]
+    assert printed == [f"{value:.2f}" for value in control.ravel()]
+    assert right.get_title() == "control: residues shuffled"
+    assert ("sees only earlier proteins" in figure.get_suptitle()) == causal
+
+
+def test_names_of_proteins_are_written_where_they_belong():
+    _, (left, right) = window_plots.score_figure(
+        np.ones((2, 2)), np.ones((3, 3)), lengths=np.array([20, 30]), control_lengths=np.array([20, 30, 9]),
+        name="w", null="n", causal=False, labels=["P1", "P2"],
+    )  # fmt: skip
+    assert [text.get_text() for text in left.get_xticklabels()] == ["P1", "P2"]
+    assert [text.get_text() for text in right.get_yticklabels()] == ["1 (20)", "2 (30)", "3 (9)"]
