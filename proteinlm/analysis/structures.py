@@ -188,11 +188,13 @@ def _residues(entity):
 
 
 def _pdb_sequence(text, chain):
-    if not any(line.startswith("SEQRES") for line in text.splitlines()):
+    # Until 1996 files had their name and the line's number in columns 73 to 80, which would be read as residues.
+    lines = [line[:70] + "\n" for line in text.splitlines() if line.startswith("SEQRES")]
+    if not lines:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        records = list(SeqIO.parse(io.StringIO(text), "pdb-seqres"))
+        records = list(SeqIO.parse(io.StringIO("".join(lines)), "pdb-seqres"))
     return next((_legal(str(r.seq)) for r in records if r.annotations["chain"] == chain), None)
 
 

@@ -3,9 +3,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from Bio.PDB.PDBParser import PDBParser
 from structure_files import cif_text, hairpin, pdb_text, protein_atoms
 
 from proteinlm.analysis import structures
+from proteinlm.analysis.contacts import contact_map
 from proteinlm.errors import InputError
 
 LETTERS = "MKVLATGWCDEFGHIKLMNPQRSTVWYA"
@@ -158,22 +160,36 @@ def test_another_proteins_structure_is_refused():
         structures.place_chain(chain_of("P" * 28), LETTERS, name="mine")
 
 
-# Where Debian keeps Biopython's test files, packed or not.
-REAL = sorted(
-    path
-    for folder in Path("/usr/share/doc").glob("python*-biopython*")
-    for path in folder.rglob("1A8O.*")
-    if path.suffixes[0] in (".pdb", ".cif")
+# Debian's pymol-data has three entries of the PDB.
+PYMOL = Path("/usr/share/pymol/data")
+HIV_PROTEASE = (
+    "PQITLWQRPLVTIKIGGQLKEALLDTGADDTVLEEMSLPGRWKPKMIGGIGGFIKVRQYDQILIEICGHKAIGTVLVGPTPVNIIGRNLLTQIGCTLNF"
 )
 
 
-@pytest.mark.skipif(
-    not REAL, reason="no package on this machine ships 1A8O (looked in /usr/share/doc/python*-biopython*)"
-)
-def test_a_real_structure():
-    for path in REAL:
-        chain = structures.read_chain(path)
-        # HIV capsid, C-terminal domain: 70 residues, four selenomethionines.
-        assert len(chain.letters) == 70
-        assert chain.sequence == chain.letters
-        assert chain.letters.startswith("MDIRQGPKEPFRDYVDRFYKTLRAEQASQEVKNWMTETLLVQNANPDCKTILKALGPGATLEEMMTACQG")
+@pytest.mark.skipif(not PYMOL.is_dir(), reason="needs Debian's package pymol-data, for real structures")
+def test_real_structures():
+    protease = structures.read_chain(PYMOL / "tut" / "1hpv.pdb")
+    # A file of 1994, with its name behind each line.
+    assert (protease.name, protease.chains) == ("A", ("A", "B"))
+    assert protease.letters == protease.sequence == HIV_PROTEASE
+    found = contact_map(protease.places)
+    # The catalytic triad's neighbours, the flap's hairpin, the ends of the four-stranded sheet's first strand.
+    assert all(found[i - 1, j - 1] for i, j in ((25, 28), (45, 56), (10, 23), (75, 33)))
+    # Two of one strand, far apart.
+    assert not found[43 - 1, 49 - 1]
+    # What a plain loop over Biopython's atoms finds.
+    chain = PDBParser(QUIET=True).get_structure("x", PYMOL / "tut" / "1hpv.pdb")[0]["A"]
+    atoms = [residue["CA" if residue.get_resname() == "GLY" else "CB"] for residue in chain if residue.id[0] == " "]
+    expected = [[i is not j and a - b < 8 for j, b in enumerate(atoms)] for i, a in enumerate(atoms)]
+    np.testing.assert_array_equal(found | np.eye(99, dtype=bool), np.array(expected) | np.eye(99, dtype=bool))
+
+    subunit = structures.read_chain(PYMOL / "demo" / "1tii.pdb", "A")
+    # A loop of it was not resolved.
+    assert (len(subunit.letters), len(subunit.sequence)) == (186, 190)
+    placed = structures.place_chain(subunit, subunit.sequence)
+    assert (placed.num_aligned, placed.mismatches, placed.num_inserted) == (186, (), 0)
+    # A file without names of chains and without SEQRES.
+    interleukin = structures.read_chain(PYMOL / "demo" / "il2.pdb")
+    assert interleukin.sequence is None
+    assert interleukin.letters.startswith("STKKTQLQLEHLLLDLQMILNGINNYKNPKLTRML")
