@@ -136,8 +136,8 @@ def contacts_by_range(pairs: Pairs) -> dict[str, dict[str, int]]:
 
 
 def fit_heads(
-    features: Sequence[Float[np.ndarray, "heads n"]],
-    contacts: Sequence[Bool[np.ndarray, " n"]],
+    features: Sequence[Float[np.ndarray, "heads _"]],
+    contacts: Sequence[Bool[np.ndarray, " _"]],
     *,
     inverse_penalty: float = INVERSE_PENALTY,
 ) -> tuple[Float64[np.ndarray, " heads"], float]:

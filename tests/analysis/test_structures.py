@@ -192,4 +192,4 @@ def test_real_structures():
     # A file without names of chains and without SEQRES.
     interleukin = structures.read_chain(PYMOL / "demo" / "il2.pdb")
     assert interleukin.sequence is None
-    assert interleukin.letters.startswith("STKKTQLQLEHLLLDLQMILNGINNYKNPKLTRML")
+    assert interleukin.letters.startswith("SSSTKKTQLQLEHLLLDLQMILNGINNYKNPKLTRML")
