@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # XLA takes its buffers anew for each step; in huge pages that costs a fifth of the step less on a CPU (Linux, glibc).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: quickstart clean-quickstart test lint format clean
+.PHONY: quickstart clean-quickstart test lint format notebooks clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "proteinlm needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11")'
@@ -37,6 +37,11 @@ clean-quickstart:
 
 test: $(VENV)/installed-dev lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+# Runs them from the first cell to the last, in notebooks/, where their runs stay (notebooks/runs).
+notebooks: $(VENV)/installed-dev
+	mkdir -p docs/notebooks
+	$(BIN)/python -m nbconvert --execute --to html --output-dir docs/notebooks notebooks/*.ipynb
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check
