@@ -147,8 +147,8 @@ def column_blocks(
         InputError: no such layer or head, or more tokens than the model's max_length.
         ValueError: block is not positive.
     """
-    chosen = _check_heads(model, heads)
-    _check_layers(model, [layer])
+    chosen = check_heads(model, heads)
+    check_layers(model, [layer])
     if block < 1:
         raise ValueError(f"block must be a positive number of columns, not {block}")
     q, k = queries_keys(model, tokens)
@@ -178,7 +178,7 @@ def attention_map(
     Arguments and errors as `column_blocks`; the result itself is the only array of size L x L.
     """
     blocks = column_blocks(model, tokens, layer=layer, heads=heads, block=block)
-    return _assemble(blocks, len(_check_heads(model, heads)), tokens.shape)
+    return _assemble(blocks, len(check_heads(model, heads)), tokens.shape)
 
 
 def attention_maps(
@@ -193,8 +193,8 @@ def attention_maps(
 
     Arguments and errors as `column_blocks`.
     """
-    chosen = _check_heads(model, heads)
-    layers = _check_layers(model, layers)
+    chosen = check_heads(model, heads)
+    layers = check_layers(model, layers)
     if block < 1:
         raise ValueError(f"block must be a positive number of columns, not {block}")
     q, k = queries_keys(model, tokens)
@@ -234,7 +234,7 @@ def save_attention_map(
         raise InputError(f"{path} is no name for an attention map: it must end in .npy.")
     blocks = column_blocks(model, tokens, layer=layer, heads=heads, block=block)
     batch, length = tokens.shape
-    shape = (batch, len(_check_heads(model, heads)), length, length)
+    shape = (batch, len(check_heads(model, heads)), length, length)
     with whole_file(path, "wb") as handle:
         header = {"descr": np.lib.format.dtype_to_descr(np.dtype("<f4")), "fortran_order": True, "shape": shape}
         np.lib.format.write_array_header_1_0(handle, header)
@@ -268,8 +268,8 @@ def pooled_maps(
     """
     if cell < 1 or block < 1:
         raise ValueError(f"cell and block must be positive, not {cell} and {block}")
-    chosen = _check_heads(model, heads)
-    layers = _check_layers(model, layers)
+    chosen = check_heads(model, heads)
+    layers = check_layers(model, layers)
     q, k = queries_keys(model, tokens[None])
     start, stop, _ = residues.indices(len(tokens))
     row_cells = np.arange(0, stop - start, cell)
@@ -300,11 +300,17 @@ def _assemble(blocks, num_heads, shape):
     return maps
 
 
-def _check_layers(model, layers):
+def check_layers(model: ProteinLM, layers: Sequence[int] | None) -> list[int]:
+    """Return the layers asked for, all for None.
+
+    Raises:
+        InputError: none is asked for, or one that the model lacks; the message names the range.
+    """
     return _in_range("layer", model.config.num_layers, layers)
 
 
-def _check_heads(model, heads):
+def check_heads(model: ProteinLM, heads: Sequence[int] | None) -> list[int]:
+    """Return the heads asked for, all for None; errors as for `check_layers`."""
     return _in_range("head", model.config.num_heads, heads)
 
 

@@ -1,4 +1,4 @@
-"""The kinds of a model's heads as a table, one row for each layer and head, and what the paper says of them, counted."""
+"""The kinds of heads as a table, a row for each layer and head, and what the paper says of them, counted."""
 
 import numpy as np
 import pandas as pd

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Float32, Integer
+from jaxtyping import Bool, Float32, Integer
 
 from proteinlm.analysis.attention_maps import queries_keys
 from proteinlm.data.alphabet import PAD
@@ -48,11 +48,6 @@ class RowSums:
             f"rows sum to {self.least:.2g} to {self.largest:.2g} (mean {self.mean:.2g}), shown as they are: {self.why}"
         )
 
-    @property
-    def why(self) -> str:
-        """The reason; where none is known, that."""
-        return self.reason or "of this mechanism that was not expected"
-
     def to_dict(self) -> dict:
         """Return the fields for JSON; a number that is not finite becomes None."""
         return {
@@ -61,30 +56,38 @@ class RowSums:
         }
 
 
-def measure_row_sums(model: ProteinLM, tokens: Integer[np.ndarray, "B L"]) -> Float32[np.ndarray, "layers B H L"]:
+def measure_row_sums(
+    model: ProteinLM, tokens: Integer[np.ndarray, "B L"], *, over: Bool[np.ndarray, "B L"] | None = None
+) -> Float32[np.ndarray, "layers B H L"]:
     """Return what each row of each attention matrix sums to; NaN for rows of padding.
+
+    Args:
+        model: a causal or bidirectional model.
+        tokens: ids; 0 is padding.
+        over: the columns summed over; None means all.
 
     Raises:
         InputError: more tokens than the model's max_length.
     """
     q, k = queries_keys(model, tokens)
     mask = tokens != PAD
+    over = (mask if over is None else over).astype(np.float32)
     sums = [
-        _layer_row_sums(*nnx.split(model.attention(layer)), q[layer], k[layer], mask, causal=model.causal)
+        _layer_row_sums(*nnx.split(model.attention(layer)), q[layer], k[layer], mask, over, causal=model.causal)
         for layer in range(model.config.num_layers)
     ]
     return np.where(mask[None, :, None, :], np.stack(sums), np.float32(np.nan))
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="causal")
-def _layer_row_sums(graph, state, q, k, mask, *, causal):
-    ones = jnp.ones((*q.shape[:3], 1), jnp.float32)
+def _layer_row_sums(graph, state, q, k, mask, over, *, causal):
+    values = jnp.broadcast_to(over[:, :, None, None], (*q.shape[:3], 1))
     with jax.default_matmul_precision("highest"):
-        sums = nnx.merge(graph, state)(q, k, ones, causal=causal, key_mask=mask)
+        sums = nnx.merge(graph, state)(q, k, values, causal=causal, key_mask=mask)
     return sums[..., 0].transpose(0, 2, 1)
 
 
-def summarise(sums: Float32[np.ndarray, "layers B H L"], config: MechanismConfig) -> RowSums:
+def summarise(sums: Float32[np.ndarray, "*rows"], config: MechanismConfig) -> RowSums:
     """Say of measured sums what they are, and why, by the mechanism's config."""
     known = sums[~np.isnan(sums)].astype(np.float64)
     least, largest = float(known.min()), float(known.max())

@@ -233,16 +233,32 @@ def mean_attention(attention: AminoAcidAttention) -> Float64[np.ndarray, "a b"]:
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
-def pair_enrichment(attention: AminoAcidAttention) -> Float64[np.ndarray, "a b"]:
-    """Return the attention from kind a to kind b over that of even attention, [20, 20], over all heads and
-    layers.
+def pair_enrichment(
+    attention: AminoAcidAttention, *, layer: int | None = None, head: int | None = None
+) -> Float64[np.ndarray, "a b"]:
+    """Return the attention from kind a to kind b over that of even attention, [20, 20].
 
     1 means no preference; the scale is set so that the whole is 1. NaN where there is no pair, and everywhere
     if no head attends to other residues. An amino acid that all others attend to has a high column whatever
     they are: that is a property of one amino acid, not a likeness of two, and not taken out here.
+
+    Args:
+        attention: the sums.
+        layer: of this layer alone; None means of all.
+        head: of this head of the layer alone; None means of all.
+
+    Raises:
+        InputError: there is no such layer or head.
     """
-    sums = attention.pair_sums.mean((0, 1))
-    even = attention.pair_even
+    sums = attention.pair_sums
+    for what, number, axis in (("layer", layer, 0), ("head", head, 1)):
+        if number is not None:
+            if not 0 <= number < sums.shape[axis]:
+                raise InputError(
+                    f"there is no {what} {number}: this model's {what}s go from 0 to {sums.shape[axis] - 1}."
+                )
+            sums = np.take(sums, [number], axis=axis)
+    sums, even = sums.mean((0, 1)), attention.pair_even
     total = sums.sum()
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = (sums / total) / (even / even.sum()) if total > 0 else np.full_like(sums, np.nan)

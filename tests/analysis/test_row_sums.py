@@ -28,6 +28,10 @@ def test_sums_are_those_of_the_explicit_matrix(make_model, explicit_maps, tokens
     assert (np.isnan(found) == ~real[None, :, None, :]).all()
     scale = max(1.0, np.abs(expected).max())
     np.testing.assert_allclose(np.nan_to_num(found), expected, atol=50 * CASES[name].tolerance * scale)
+    some = tokens > 15
+    part = row_sums.measure_row_sums(model, tokens, over=some)
+    expected = np.einsum("abhij,bj->abhi", explicit_maps(model, tokens), some)
+    np.testing.assert_allclose(np.nan_to_num(part), expected, atol=50 * CASES[name].tolerance * scale)
     summary = row_sums.summarise(found, model.config.attention)
     # Whoever does not sum to 1 has a reason, and whoever has one does not.
     assert summary.to_one == (summary.reason == "")
@@ -45,13 +49,13 @@ def test_sentences_say_numbers_and_the_reason():
     summary = row_sums.summarise(np.array([[[[0.5, 12.0, np.nan]]]], np.float32), config)
     assert summary == row_sums.RowSums(6.25, 0.5, 12.0, False, "renormalize is off: weights are the kernel itself")
     assert summary.sentence() == (
-        "rows sum to 0.5 to 12 (mean 6.2), shown as they are: renormalize is off: weights are the kernel itself"
+        "rows sum to 0.5 to 12 (mean 6.2) and are shown as they are: renormalize is off: weights are the kernel itself"
     )
     ones = row_sums.summarise(np.full((1, 1, 1, 3), 1.0002, np.float32), FavorConfig())
     assert ones.to_one
-    assert ones.sentence() == "rows of all tokens sum to 1"
+    assert ones.sentence() == "each row sums to 1 over all tokens, special ones included"
     odd = dataclasses.replace(ones, to_one=False, largest=float("inf"))
-    assert "not expected" in odd.sentence()
+    assert "not known why" in odd.sentence()
     assert odd.to_dict()["largest"] is None
 
 
