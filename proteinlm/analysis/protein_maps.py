@@ -22,6 +22,8 @@ DETAILED = 4
 FIRST = 25
 """Residues drawn as lines (Performer paper, figure 12)."""
 
+ALL_GIVEN = "all that were given"
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -53,28 +55,23 @@ def choose_heads(model: ProteinLM, protein: Protein, layers: Sequence[int], head
     of it the first heads are taken.
     """
     pairs = [(layer, head) for layer in layers for head in heads]
+    few = len(pairs) <= DETAILED
     if len(protein.letters) < SHORTEST:
         chosen = pairs[:DETAILED]
-        how = (
-            "all that were given"
-            if len(chosen) == len(pairs)
-            else (
-                f"the first {DETAILED} of {len(pairs)}: a protein of fewer than {SHORTEST} residues has no kinds of heads"
-            )
-        )
+        too_short = f"a protein of fewer than {SHORTEST} residues has no kinds of heads"
+        how = ALL_GIVEN if few else f"the first {DETAILED} of {len(pairs)}: {too_short}"
         return Choice(chosen, [f"layer {layer}, head {head}" for layer, head in chosen], how)
     patterns = measure_patterns(model, [protein.letters.encode()], batch_size=1)
     table = head_table(patterns)
-    if len(pairs) <= DETAILED:
-        how = "all that were given"
-        chosen = pairs
+    if few:
+        chosen, how = pairs, ALL_GIVEN
     else:
-        how = (
-            f"of {len(pairs)} heads the clearest diagonal, vertical and block head of this protein, where there are such, "
-            f"then the next clearest, {DETAILED} in all (statistic over threshold)"
-        )
         told = telling_heads(table, layers=list(layers), heads=list(heads), number=DETAILED)
         chosen = [(layer, head) for layer, head, _ in told]
+        how = (
+            f"of {len(pairs)} heads the clearest diagonal, vertical and block head of this protein, where there are "
+            f"such, then the next clearest, {DETAILED} in all (statistic over threshold)"
+        )
     return Choice(chosen, [_label(patterns, table, layer, head) for layer, head in chosen], how)
 
 

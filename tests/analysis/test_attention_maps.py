@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.extend.core import jaxprs_in_params
 from mechanisms import CASES, CAUSAL
 from tiny_models import DISTINCT, mechanism
 
@@ -98,7 +99,7 @@ def test_memory_of_a_block_is_linear_in_the_length(make_model):
 def largest_array(jaxpr):
     """Elements of the largest array that a traced function makes anywhere, in scans and branches too."""
     sizes = [math.prod(var.aval.shape) for eqn in jaxpr.eqns for var in eqn.outvars if hasattr(var.aval, "shape")]
-    inner = [largest_array(sub) for eqn in jaxpr.eqns for sub in jax.core.jaxprs_in_params(eqn.params)]
+    inner = [largest_array(sub) for eqn in jaxpr.eqns for sub in jaxprs_in_params(eqn.params)]
     return max([*sizes, *inner, 0])
 
 

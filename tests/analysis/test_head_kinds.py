@@ -1,13 +1,15 @@
-from types import SimpleNamespace
+import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from tiny_models import TINY
 
 from proteinlm.analysis import head_kinds
 from proteinlm.analysis.head_kinds import KINDS, REACH, SEGMENTS
 from proteinlm.errors import InputError
+from proteinlm.models.transformer import ProteinLM
 
 LONG = b"ACDEFGHIKLMNPQRSTVWYACDEFGHIKLMNPQRSTVWYACD"
 SEQUENCES = [LONG, LONG[:33], b"ACD", LONG[:40]]
@@ -75,6 +77,18 @@ class Given(nnx.Module):
         return jnp.einsum("hij,bjhe->bihe", self.weights[...], v)
 
 
+class Planted(ProteinLM):
+    """A model of one layer with that attention."""
+
+    def __init__(self, weights, causal):
+        self.causal = causal
+        self.config = dataclasses.replace(TINY, num_layers=1, num_heads=len(weights), embed_dim=len(weights), max_length=100)
+        self.planted = Given(weights)
+
+    def attention(self, layer):
+        return self.planted
+
+
 LETTERS = b"ACDEFGHIKLMNPQRSTVWY" * 5
 
 
@@ -86,11 +100,7 @@ def measure(monkeypatch):
         # As many tokens as the model reads: <bos> and 99 residues, or 100 residues.
         weights = np.stack(list(matrices.values()))
         weights = weights * np.tri(100) if causal else weights
-        model = SimpleNamespace(
-            causal=causal,
-            config=SimpleNamespace(num_layers=1, num_heads=len(weights), max_length=100),
-            attention=lambda layer: Given(weights),
-        )
+        model = Planted(weights, causal)
         zeros = jnp.zeros((1, 1, 100, len(weights), 1))
         monkeypatch.setattr(head_kinds, "queries_keys", lambda model, tokens: (zeros, zeros))
         found = head_kinds.measure_patterns(model, [LETTERS[: 100 - causal]], batch_size=1, block=32)
