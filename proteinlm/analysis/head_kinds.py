@@ -10,11 +10,15 @@ that a causal head, which cannot but look back, is not diagonal for that:
 
 - diagonal: how far the mean attention at each offset j - i, up to `REACH`, exceeds that of even attention:
   sum over offsets of max(0, D(o) - E(o)). `offset` is the o with the largest excess: -1 is the residue before.
-- vertical: how far the mean attention that each token receives exceeds that of even attention:
-  sum over j of max(0, C(j) - E(j)). The tokens with the largest excess are its positions.
+- vertical: the same for the mean attention that each token receives, C(j) - E(j), summed over stripes: tokens whose
+  excess is more than `STRIPE` standard deviations of chance, sqrt(max(E(j), 1 / N) / N), what N rows would do that each
+  attend to one token drawn evenly. (Without this, sharp attention of any kind hits some tokens twice.) The tokens with
+  the largest excess are its positions.
 - block: residues in `SEGMENTS` equal segments. What attention the segments of the rows give to those of the columns,
   leaving out pairs within `REACH` (a diagonal is no block), against the segments' even attention fitted to the same
-  sums of rows and columns (a vertical stripe is no block): half the sum of absolute differences.
+  sums of rows and columns (a vertical stripe is no block): half the sum of absolute differences, less what chance
+  leaves of it, by the spread of the rows within a segment. (Of a causal head, a block along the diagonal cannot be told
+  from a preference of later residues over earlier ones, and does not count; one away from it does.)
 
 And `evenness` is how many tokens a residue attends to, of those that it can see: the exponential of the entropy of its
 row over their number, 1 for even attention; the mean over residues.
@@ -50,12 +54,16 @@ SHORTEST = 4 * SEGMENTS
 """Residues of the shortest protein that is measured: below, a segment is shorter than half of REACH and the band of
 neighbours covers half of the map."""
 
+STRIPE = 3.0
+"""Standard deviations of chance above which a token is a stripe: where sharp attention at random hits each token once on
+average, one token in 50 passes."""
+
 DIAGONAL_SHARE = 0.2
 VERTICAL_SHARE = 0.2
 BLOCK_SHARE = 0.1
 """Least statistics of a pattern. A fifth of all attention is what the eye sees as a line at the colours of figure 10.
-For blocks half of that: a block is a part of the map alone, so even a perfect one leaves most rows as they are. Noise
-is far below: 100 residues that spread exponentially distributed weights have 0.02, 0.04 and 0.03."""
+For blocks half of that: a block is a part of the map alone, so even a perfect one leaves most rows as they are. Chance
+is below: 100 residues that each attend to one token drawn at random have about 0.06, 0.06 and 0.03."""
 
 DIFFUSE_EVENNESS = 0.5
 """Least evenness of a diffuse head: a residue attends to half of what it sees, or more."""
@@ -83,7 +91,7 @@ class HeadPatterns:
     block: Float64[np.ndarray, "N layers H"]
     evenness: Float64[np.ndarray, "N layers H"]
     offset_excess: Float64[np.ndarray, "N layers H O"]
-    column_excess: Sequence[Float64[np.ndarray, "layers H L"]]
+    column_excess: Sequence[Float64[np.ndarray, "layers H _"]]
     special: Float64[np.ndarray, "N layers H"]
 
 
@@ -149,9 +157,9 @@ def _layer_patterns(graph, state, q, k, tokens, segments, *, block, causal):
     """Return, for each protein and head, sums over residues of p(i, j).
 
     Returns:
-        columns [B, H, L] (by the token attended to), offsets [B, H, 2 REACH + 1] (among residues), blocks
-        [B, H, S, S] (between segments, beyond REACH), evenness [B, H, L] (exp(entropy) of each residue's row; NaN where
-        its weights are all 0).
+        columns [B, H, L] (by the token attended to), offsets [B, H, 2 REACH + 1] (among residues), rows [B, H, L, S]
+        (of each residue, to segments beyond REACH; not summed), effective tokens [B, H, L] (exp(entropy) of each
+        residue's row; NaN where its weights are all 0).
     """
     attention = nnx.merge(graph, state)
     batch, length, heads = q.shape[:3]
@@ -180,22 +188,22 @@ def _layer_patterns(graph, state, q, k, tokens, segments, *, block, causal):
         far = jnp.abs(jnp.arange(length)[:, None] - here[None, :]) > REACH
         beyond = jnp.where(far[None, :, None, :], among, 0.0)
         with jax.default_matmul_precision("highest"):
-            by_segment += jnp.einsum("bis,bihe,bet->bhst", of_segment, beyond, keys_here)
+            by_segment += jnp.einsum("bihe,bet->biht", beyond, keys_here)
         entropy -= jax.scipy.special.xlogy(p, p).sum(-1)
         return by_column, by_offset, by_segment, entropy
 
     zeros = (
         jnp.zeros((batch, heads, length + spare)),
         jnp.zeros((batch, heads, 2 * REACH + 1)),
-        jnp.zeros((batch, heads, SEGMENTS, SEGMENTS)),
+        jnp.zeros((batch, length, heads, SEGMENTS)),
         jnp.zeros((batch, length, heads)),
     )
     by_column, by_offset, by_segment, entropy = fold(add, zeros)
     effective = jnp.where(scale > 0, jnp.exp(entropy), jnp.nan)
-    return by_column[..., :length], by_offset, by_segment, effective.transpose(0, 2, 1)
+    return by_column[..., :length], by_offset, by_segment.transpose(0, 2, 1, 3), effective.transpose(0, 2, 1)
 
 
-def _statistics(protein, columns, offsets, blocks, effective, *, causal):
+def _statistics(protein, columns, offsets, segments, effective, *, causal):
     """Turn one protein's sums, each [layers, H, ...], into the fields of HeadPatterns, each [layers, H, ...]."""
     length = len(protein.tokens)
     places = np.arange(length)[protein.residues]
@@ -207,17 +215,29 @@ def _statistics(protein, columns, offsets, blocks, effective, *, causal):
     even_columns, even_offsets, even_blocks = _even(places, visible, length, causal=causal)
     column_excess = columns[..., :length] / number - even_columns
     offset_excess = offsets / number - even_offsets
+    chance = np.sqrt(np.maximum(even_columns, 1 / len(places)) / len(places))
     special = np.ones(length, bool)
     special[places] = False
     return {
         "diagonal": np.maximum(offset_excess, 0).sum(-1),
-        "vertical": np.maximum(column_excess, 0).sum(-1),
-        "block": np.abs(blocks - fitted(even_blocks, blocks)).sum((-1, -2)) / 2 / number[..., 0],
+        "vertical": np.where(column_excess > STRIPE * chance, column_excess, 0).sum(-1) + 0 * number[..., 0],
+        "block": _block(segments[..., places, :], even_blocks) / number[..., 0],
         "evenness": _mean_known(effective / visible),
         "offset_excess": offset_excess,
         "column_excess": column_excess,
         "special": columns[..., :length][..., special].sum(-1) / number[..., 0],
     }
+
+
+def _block(rows, even):
+    """Return [layers, H]: how much of the rows' attention to segments, [layers, H, L, S], is in blocks."""
+    of_segment = np.eye(SEGMENTS)[_protein_segments(rows.shape[-2])]
+    size = of_segment.sum(0)[:, None]
+    sums, squares = of_segment.T @ rows, of_segment.T @ rows**2
+    # The variance of a segment's sum, from the spread of its rows.
+    variance = np.maximum(squares - sums**2 / size, 0) * size / np.maximum(size - 1, 1)
+    chance = np.sqrt(2 / np.pi * variance).sum((-1, -2))
+    return np.maximum(np.abs(sums - fitted(even, sums)).sum((-1, -2)) - chance, 0) / 2
 
 
 def _mean_known(values):

@@ -15,6 +15,8 @@ _SPECIAL = {alphabet.BOS: "<bos>", alphabet.EOS: "<eos>"}
 def head_table(patterns: HeadPatterns) -> pd.DataFrame:
     """Return a row for each layer and head; statistics are means over the proteins (head_kinds.py).
 
+    The diagonal's is taken of the mean excess of each offset: offsets mean the same in every protein.
+
     Columns:
         layer, head: counted from 0.
         kind: by the means.
@@ -29,10 +31,12 @@ def head_table(patterns: HeadPatterns) -> pd.DataFrame:
         special: share of attention that goes to special tokens.
     """
     means = {name: _mean(getattr(patterns, name)) for name in ("diagonal", "vertical", "block", "evenness", "special")}
+    offsets = _mean(patterns.offset_excess)
+    # An offset means the same in every protein: averaged first, chance leaves nothing.
+    means["diagonal"] = np.maximum(offsets, 0).sum(-1)
     statistics = ("diagonal", "vertical", "block", "evenness")
     kinds = kinds_of(*(means[name] for name in statistics))
     alone = kinds_of(*(getattr(patterns, name) for name in statistics))
-    offsets = _mean(patterns.offset_excess)
     rows = []
     for layer, head in np.ndindex(*kinds.shape):
         here = alone[:, layer, head]
