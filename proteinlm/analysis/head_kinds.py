@@ -14,11 +14,11 @@ that a causal head, which cannot but look back, is not diagonal for that:
   excess is more than `STRIPE` standard deviations of chance, sqrt(max(E(j), 1 / N) / N), what N rows would do that each
   attend to one token drawn evenly. (Without this, sharp attention of any kind hits some tokens twice.) The tokens with
   the largest excess are its positions.
-- block: residues in `SEGMENTS` equal segments. What attention the segments of the rows give to those of the columns,
-  leaving out pairs within `REACH` (a diagonal is no block), against the segments' even attention fitted to the same
-  sums of rows and columns (a vertical stripe is no block): half the sum of absolute differences, less what chance
-  leaves of it, by the spread of the rows within a segment. (Of a causal head, a block along the diagonal cannot be told
-  from a preference of later residues over earlier ones, and does not count; one away from it does.)
+- block: how far attention between `SEGMENTS` equal segments of the protein differs from that of even attention, leaving
+  out pairs within `REACH` (a diagonal is no block) and the tokens that are stripes: of each residue the rest of its
+  attention against the same amount spread evenly over the rest of what it sees, summed over the rows of a segment; half
+  the sum of absolute differences, less what chance leaves of it by the spread of the rows within a segment. A band much
+  wider than REACH counts as blocks along the diagonal.
 
 And `evenness` is how many tokens a residue attends to, of those that it can see: the exponential of the entropy of its
 row over their number, 1 for even attention; the mean over residues.
@@ -55,15 +55,16 @@ SHORTEST = 4 * SEGMENTS
 neighbours covers half of the map."""
 
 STRIPE = 3.0
-"""Standard deviations of chance above which a token is a stripe: where sharp attention at random hits each token once on
+"""Standard deviations of chance above which a token is a stripe: where sharp attention at random hits a token once on
 average, one token in 50 passes."""
 
 DIAGONAL_SHARE = 0.2
 VERTICAL_SHARE = 0.2
-BLOCK_SHARE = 0.1
-"""Least statistics of a pattern. A fifth of all attention is what the eye sees as a line at the colours of figure 10.
-For blocks half of that: a block is a part of the map alone, so even a perfect one leaves most rows as they are. Chance
-is below: 100 residues that each attend to one token drawn at random have about 0.06, 0.06 and 0.03."""
+BLOCK_SHARE = 0.15
+"""Least statistics of a pattern. A fifth of all attention is what the eye sees as a line at the colours of figure 10; a
+block is a part of the map alone, and most rows may have none. Chance is below: 100 residues that each attend to one
+token drawn at random have about 0.08, 0.06 and 0.03; a preference of three to one for half of the tokens, which never lie
+quite evenly over segments, gives blocks 0.03."""
 
 DIFFUSE_EVENNESS = 0.5
 """Least evenness of a diffuse head: a residue attends to half of what it sees, or more."""
@@ -123,17 +124,18 @@ def measure_patterns(
     mechanisms = [nnx.split(model.attention(layer)) for layer in range(model.config.num_layers)]
     for places, tokens in batched(model, proteins, batch_size):
         q, k = queries_keys(model, tokens)
-        segments = _segments([proteins[place] for place in places], tokens)
+        here = [proteins[place] for place in places]
+        segments, least = _segments(here, tokens), _least(here, tokens, causal=model.causal)
         layers = [
             _layer_patterns(
-                graph, state, q[layer], k[layer], tokens, segments,
+                graph, state, q[layer], k[layer], tokens, segments, least,
                 block=min(block, tokens.shape[1]), causal=model.causal,
             )
             for layer, (graph, state) in enumerate(mechanisms)
         ]  # fmt: skip
         layers = jax.device_get(layers)
         for row, place in enumerate(places):
-            of_protein = [np.stack([np.asarray(layer[part][row], np.float64) for layer in layers]) for part in range(4)]
+            of_protein = [np.stack([np.asarray(part[row]) for part in parts]) for parts in zip(*layers, strict=True)]
             measured[place] = _statistics(proteins[place], *of_protein, causal=model.causal)
     stacked = {name: [one[name] for one in measured] for name in measured[0]}
     columns = stacked.pop("column_excess")
@@ -148,18 +150,29 @@ def _segments(proteins, tokens):
     return segments
 
 
+def _least(proteins, tokens, *, causal):
+    """Return float32 [B, L]: the mean attention above which a token is a stripe; infinite for padding."""
+    least = np.full(tokens.shape, np.inf, np.float32)
+    for row, protein in zip(least, proteins, strict=False):
+        columns = _even(protein, causal=causal)[0]
+        number = len(protein.letters)
+        row[: len(columns)] = columns + STRIPE * np.sqrt(np.maximum(columns, 1 / number) / number)
+    return least
+
+
 def _protein_segments(length):
     return np.arange(length) * SEGMENTS // length
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames=("block", "causal"))
-def _layer_patterns(graph, state, q, k, tokens, segments, *, block, causal):
+def _layer_patterns(graph, state, q, k, tokens, segments, least, *, block, causal):
     """Return, for each protein and head, sums over residues of p(i, j).
 
     Returns:
-        columns [B, H, L] (by the token attended to), offsets [B, H, 2 REACH + 1] (among residues), rows [B, H, L, S]
-        (of each residue, to segments beyond REACH; not summed), effective tokens [B, H, L] (exp(entropy) of each
-        residue's row; NaN where its weights are all 0).
+        columns [B, H, L] (by the token attended to), stripes (bool [B, H, L]: which of these are), offsets
+        [B, H, 2 REACH + 1] (among residues), rest [B, H, L, S] (of each residue, to segments beyond REACH and without
+        stripes; not summed), effective tokens [B, H, L] (exp(entropy) of each residue's row; NaN where its weights are
+        all 0).
     """
     attention = nnx.merge(graph, state)
     batch, length, heads = q.shape[:3]
@@ -168,76 +181,98 @@ def _layer_patterns(graph, state, q, k, tokens, segments, *, block, causal):
     fold = functools.partial(fold_columns, attention, q, k, mask, block=block, causal=causal)
     sums = fold(lambda sums, _, columns: sums + jnp.abs(columns).sum(-1), jnp.zeros((batch, length, heads)))
     scale = jnp.where(residue[..., None] & (sums > 0), 1 / jnp.where(sums > 0, sums, 1.0), 0.0)
-    of_segment = jax.nn.one_hot(segments, SEGMENTS)
     spare = -length % block
-    keys_of_segment = jnp.pad(of_segment, ((0, 0), (0, spare), (0, 0)))
-    # Rows beyond both ends, so that every offset of every column can be taken.
+    keys_of_segment = jnp.pad(jax.nn.one_hot(segments, SEGMENTS), ((0, 0), (0, spare), (0, 0)))
     reach = jnp.arange(-REACH, REACH + 1)
 
     def add(sums, start, columns):
-        by_column, by_offset, by_segment, entropy = sums
+        by_column, by_offset, entropy = sums
         p = jnp.abs(columns) * scale[..., None]
         here = start + jnp.arange(block)
         by_column = jax.lax.dynamic_update_slice_in_dim(by_column, p.sum(1), start, axis=-1)
         keys_here = jax.lax.dynamic_slice_in_dim(keys_of_segment, start, block, axis=1)
-        among = p * keys_here.sum(-1)[:, None, None, :]
         rows = here[None, :] - reach[:, None]
         inside = (rows >= 0) & (rows < length)
+        among = p * keys_here.sum(-1)[:, None, None, :]
         near = among[:, jnp.clip(rows, 0, length - 1), :, jnp.arange(block)[None, :]]
         by_offset += jnp.where(inside[..., None, None], near, 0.0).sum(1).transpose(1, 2, 0)
-        far = jnp.abs(jnp.arange(length)[:, None] - here[None, :]) > REACH
-        beyond = jnp.where(far[None, :, None, :], among, 0.0)
-        with jax.default_matmul_precision("highest"):
-            by_segment += jnp.einsum("bihe,bet->biht", beyond, keys_here)
-        entropy -= jax.scipy.special.xlogy(p, p).sum(-1)
-        return by_column, by_offset, by_segment, entropy
+        return by_column, by_offset, entropy - jax.scipy.special.xlogy(p, p).sum(-1)
 
     zeros = (
         jnp.zeros((batch, heads, length + spare)),
         jnp.zeros((batch, heads, 2 * REACH + 1)),
-        jnp.zeros((batch, length, heads, SEGMENTS)),
         jnp.zeros((batch, length, heads)),
     )
-    by_column, by_offset, by_segment, entropy = fold(add, zeros)
-    effective = jnp.where(scale > 0, jnp.exp(entropy), jnp.nan)
-    return by_column[..., :length], by_offset, by_segment.transpose(0, 2, 1, 3), effective.transpose(0, 2, 1)
+    by_column, by_offset, entropy = fold(add, zeros)
+    number = (scale > 0).sum(1)
+    stripes = by_column > jnp.pad(least, ((0, 0), (0, spare)))[:, None, :] * number[:, :, None]
+
+    def add_rest(rest, start, columns):
+        far = jnp.abs(jnp.arange(length)[:, None] - (start + jnp.arange(block))[None, :]) > REACH
+        counted = far[None, :, None, :] & ~jax.lax.dynamic_slice_in_dim(stripes, start, block, axis=2)[:, None]
+        p = jnp.where(counted, jnp.abs(columns) * scale[..., None], 0.0)
+        with jax.default_matmul_precision("highest"):
+            return rest + jnp.einsum(
+                "bihe,bet->biht", p, jax.lax.dynamic_slice_in_dim(keys_of_segment, start, block, axis=1)
+            )
+
+    rest = fold(add_rest, jnp.zeros((batch, length, heads, SEGMENTS)))
+    effective = jnp.where(scale > 0, jnp.exp(entropy), jnp.nan).transpose(0, 2, 1)
+    return by_column[..., :length], stripes[..., :length], by_offset, rest.transpose(0, 2, 1, 3), effective
 
 
-def _statistics(protein, columns, offsets, segments, effective, *, causal):
+def _statistics(protein, columns, stripes, offsets, rest, effective, *, causal):
     """Turn one protein's sums, each [layers, H, ...], into the fields of HeadPatterns, each [layers, H, ...]."""
-    length = len(protein.tokens)
-    places = np.arange(length)[protein.residues]
-    visible = places + 1 if causal else np.full(len(places), length)
-    effective = effective[..., places]
+    length, residues = len(protein.tokens), protein.residues
+    columns, stripes = np.asarray(columns[..., :length], np.float64), stripes[..., :length]
+    effective = effective[..., residues]
     # Rows that attend to nothing have no pattern, and do not count.
     rows = (~np.isnan(effective)).sum(-1).astype(np.float64)
-    number = np.where(rows > 0, rows, np.nan)[..., None]
-    even_columns, even_offsets, even_blocks = _even(places, visible, length, causal=causal)
-    column_excess = columns[..., :length] / number - even_columns
-    offset_excess = offsets / number - even_offsets
-    chance = np.sqrt(np.maximum(even_columns, 1 / len(places)) / len(places))
+    number = np.where(rows > 0, rows, np.nan)
+    even_columns, even_offsets = _even(protein, causal=causal)
+    column_excess = columns / number[..., None] - even_columns
+    offset_excess = offsets / number[..., None] - even_offsets
     special = np.ones(length, bool)
-    special[places] = False
+    special[residues] = False
+    differences = _from_even(rest[..., residues, :], ~stripes[..., residues], causal=causal)
     return {
         "diagonal": np.maximum(offset_excess, 0).sum(-1),
-        "vertical": np.where(column_excess > STRIPE * chance, column_excess, 0).sum(-1) + 0 * number[..., 0],
-        "block": _block(segments[..., places, :], even_blocks) / number[..., 0],
-        "evenness": _mean_known(effective / visible),
+        "vertical": np.where(stripes, column_excess, 0).sum(-1) + 0 * number,
+        "block": _block(differences) / number,
+        "evenness": _mean_known(effective / _visible(protein, causal)),
         "offset_excess": offset_excess,
         "column_excess": column_excess,
-        "special": columns[..., :length][..., special].sum(-1) / number[..., 0],
+        "special": columns[..., special].sum(-1) / number,
     }
 
 
-def _block(rows, even):
-    """Return [layers, H]: how much of the rows' attention to segments, [layers, H, L, S], is in blocks."""
-    of_segment = np.eye(SEGMENTS)[_protein_segments(rows.shape[-2])]
+def _from_even(rest, counted, *, causal):
+    """Take from each row's attention to segments, [..., L, S], the same amount spread evenly.
+
+    Args:
+        rest: attention beyond REACH and without stripes.
+        counted: bool [..., L], the residues that are no stripes.
+    """
+    length = rest.shape[-2]
+    row = np.arange(length)
+    # Counted residues of each segment up to a place: what a row sees of it is a difference of two.
+    kinds = np.eye(SEGMENTS)[_protein_segments(length)] * counted[..., None]
+    upto = np.concatenate([np.zeros_like(kinds[..., :1, :]), np.cumsum(kinds, axis=-2)], axis=-2)
+    seen = upto[..., np.maximum(row - REACH, 0), :]
+    if not causal:
+        seen = seen + upto[..., -1:, :] - upto[..., np.minimum(row + REACH + 1, length), :]
+    return rest - rest.sum(-1, keepdims=True) * seen / np.maximum(seen.sum(-1, keepdims=True), 1)
+
+
+def _block(differences):
+    """Return [...]: half the absolute sums, over the rows of each segment, of [..., L, S], less what chance leaves."""
+    of_segment = np.eye(SEGMENTS)[_protein_segments(differences.shape[-2])]
     size = of_segment.sum(0)[:, None]
-    sums, squares = of_segment.T @ rows, of_segment.T @ rows**2
+    sums, squares = of_segment.T @ differences, of_segment.T @ differences**2
     # The variance of a segment's sum, from the spread of its rows.
     variance = np.maximum(squares - sums**2 / size, 0) * size / np.maximum(size - 1, 1)
     chance = np.sqrt(2 / np.pi * variance).sum((-1, -2))
-    return np.maximum(np.abs(sums - fitted(even, sums)).sum((-1, -2)) - chance, 0) / 2
+    return np.maximum(np.abs(sums).sum((-1, -2)) - chance, 0) / 2
 
 
 def _mean_known(values):
@@ -246,49 +281,26 @@ def _mean_known(values):
     return np.where(number > 0, np.where(known, values, 0).sum(-1) / np.maximum(number, 1), np.nan)
 
 
-def _even(places, visible, length, *, causal):
-    """Return what even attention has for columns [length], offsets [O] and blocks [S, S]; means and sums over rows.
+def _visible(protein, causal):
+    """Return how many tokens each residue sees."""
+    places = np.arange(len(protein.tokens))[protein.residues]
+    return places + 1 if causal else np.full(len(places), len(protein.tokens))
 
-    Args:
-        places: of the residues among the tokens; visible: how many tokens each of them sees.
-    """
-    share = 1 / visible
-    columns = np.full(length, share.mean())
+
+def _even(protein, *, causal):
+    """Return what even attention gives to tokens [L] and offsets [2 REACH + 1], the mean over residues."""
+    places = np.arange(len(protein.tokens))[protein.residues]
+    share, number = 1 / _visible(protein, causal), len(places)
+    columns = np.full(len(protein.tokens), share.mean())
     if causal:
-        # Token j is seen by the residues at or behind it.
-        columns = np.array([share[places >= j].sum() for j in range(length)]) / len(places)
+        # A token is seen by the residues at or behind it.
+        behind = np.append(np.cumsum(share[::-1])[::-1], 0)
+        columns = behind[np.searchsorted(places, np.arange(len(protein.tokens)))] / number
     offsets = np.zeros(2 * REACH + 1)
     for index, offset in enumerate(range(-REACH, REACH + 1)):
         sees = (places + offset >= places[0]) & (places + offset <= places[-1]) & (offset <= 0 or not causal)
-        offsets[index] = share[sees].sum() / len(places)
-    segment = _protein_segments(len(places))
-    blocks = np.zeros((SEGMENTS, SEGMENTS))
-    # Residues of each segment up to a place: what a row sees of it is a difference of two.
-    upto = np.concatenate([np.zeros((1, SEGMENTS)), np.cumsum(np.eye(SEGMENTS)[segment], axis=0)])
-    row = np.arange(len(places))
-    seen = upto[np.maximum(row - REACH, 0)]
-    if not causal:
-        seen = seen + upto[-1] - upto[np.minimum(row + REACH + 1, len(places))]
-    np.add.at(blocks, segment, seen * share[:, None])
-    return columns, offsets, blocks
-
-
-def fitted(
-    even: Float64[np.ndarray, "S S"], observed: Float64[np.ndarray, "*heads S S"], *, rounds: int = 50
-) -> Float64[np.ndarray, "*heads S S"]:
-    """Scale rows and columns of `even` until they sum to those of `observed` (iterative proportional fitting).
-
-    What is left, observed - fitted, is what no preference of rows and no preference of columns explains.
-    """
-
-    def ratio(wanted, have):
-        return np.divide(wanted, have, out=np.zeros_like(wanted), where=have > 0)
-
-    result = np.broadcast_to(even, observed.shape).copy()
-    for _ in range(rounds):
-        result *= ratio(observed.sum(-1), result.sum(-1))[..., None]
-        result *= ratio(observed.sum(-2), result.sum(-2))[..., None, :]
-    return result
+        offsets[index] = share[sees].sum() / number
+    return columns, offsets
 
 
 def kinds_of(
