@@ -48,7 +48,7 @@ def analyze_protein(
 ) -> dict:
     """Draw what a model attends to in one protein (Performer paper, figures 10 to 12).
 
-    Writes into OUTPUT, each as .png and .pdf: attention (layers x heads), heads (up to four heads large, with the
+    Writes into OUTPUT, each as .png and .pdf: attention (layers x heads), heads (up to three heads large, with the
     residues' letters) and lines (the first 25 residues of these heads as lines between two columns). attention.npz has
     the arrays behind them:
 
@@ -157,9 +157,7 @@ def analyze_head_kinds(
     shape = (model.config.num_layers, model.config.num_heads)
     figure, _ = kinds_figure(
         table["kind"].to_numpy(str).reshape(shape),
-        np.array([row[row["kind"]] if row["kind"] in PATTERNS else np.nan for _, row in table.iterrows()]).reshape(
-            shape
-        ),
+        np.array([_strength(row) for _, row in table.iterrows()]).reshape(shape),
         np.array([_detail(row) for _, row in table.iterrows()]).reshape(shape),
         title=f"Kinds of heads over {number:,} protein{'' if number == 1 else 's'}",
     )
@@ -176,6 +174,10 @@ def analyze_head_kinds(
     }
     _save_json(stem, summary)
     return summary
+
+
+def _strength(row):
+    return row[row["kind"]] if row["kind"] in PATTERNS else row["evenness"]
 
 
 def _detail(row):

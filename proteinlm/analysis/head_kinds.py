@@ -11,9 +11,10 @@ that a causal head, which cannot but look back, is not diagonal for that:
 - diagonal: how far the mean attention at each offset j - i, up to `REACH`, exceeds that of even attention:
   sum over offsets of max(0, D(o) - E(o)). `offset` is the o with the largest excess: -1 is the residue before.
 - vertical: the same for the mean attention that each token receives, C(j) - E(j), summed over stripes: tokens whose
-  excess is more than `STRIPE` standard deviations of chance, sqrt(max(E(j), 1 / N) / N), what N rows would do that each
-  attend to one token drawn evenly. (Without this, sharp attention of any kind hits some tokens twice.) The tokens with
-  the largest excess are its positions.
+  excess is above chance, more than `STRIPE` standard errors by the spread of the rows, and common to most rows: the
+  median over segments of rows (see below) of their mean excess is more than half of C(j) - E(j). (Without the first,
+  sharp attention of any kind hits some tokens twice; without the second, a block is a stripe.) The tokens with the
+  largest excess are its positions.
 - block: how far attention between `SEGMENTS` equal segments of the protein differs from that of even attention, leaving
   out pairs within `REACH` (a diagonal is no block) and the tokens that are stripes: of each residue the rest of its
   attention against the same amount spread evenly over the rest of what it sees, summed over the rows of a segment; half
@@ -55,16 +56,18 @@ SHORTEST = 4 * SEGMENTS
 neighbours covers half of the map."""
 
 STRIPE = 3.0
-"""Standard deviations of chance above which a token is a stripe: where sharp attention at random hits a token once on
-average, one token in 50 passes."""
+"""Standard errors above which a token is a stripe: one token in a thousand passes by chance."""
+
+FAINTEST = 0.01
+"""And a stripe has at least this part of an even share more than even: rounding is no stripe."""
 
 DIAGONAL_SHARE = 0.2
 VERTICAL_SHARE = 0.2
-BLOCK_SHARE = 0.15
+BLOCK_SHARE = 0.1
 """Least statistics of a pattern. A fifth of all attention is what the eye sees as a line at the colours of figure 10; a
 block is a part of the map alone, and most rows may have none. Chance is below: 100 residues that each attend to one
-token drawn at random have about 0.08, 0.06 and 0.03; a preference of three to one for half of the tokens, which never lie
-quite evenly over segments, gives blocks 0.03."""
+token drawn at random have about 0.08, 0 and 0.03. A preference of two to one for half of the tokens gives vertical
+0.17; one of three to one 0.25, and passes."""
 
 DIFFUSE_EVENNESS = 0.5
 """Least evenness of a diffuse head: a residue attends to half of what it sees, or more."""
@@ -125,10 +128,10 @@ def measure_patterns(
     for places, tokens in batched(model, proteins, batch_size):
         q, k = queries_keys(model, tokens)
         here = [proteins[place] for place in places]
-        segments, least = _segments(here, tokens), _least(here, tokens, causal=model.causal)
+        segments = _segments(here, tokens)
         layers = [
             _layer_patterns(
-                graph, state, q[layer], k[layer], tokens, segments, least,
+                graph, state, q[layer], k[layer], tokens, segments,
                 block=min(block, tokens.shape[1]), causal=model.causal,
             )
             for layer, (graph, state) in enumerate(mechanisms)
@@ -150,62 +153,74 @@ def _segments(proteins, tokens):
     return segments
 
 
-def _least(proteins, tokens, *, causal):
-    """Return float32 [B, L]: the mean attention above which a token is a stripe; infinite for padding."""
-    least = np.full(tokens.shape, np.inf, np.float32)
-    for row, protein in zip(least, proteins, strict=False):
-        columns = _even(protein, causal=causal)[0]
-        number = len(protein.letters)
-        row[: len(columns)] = columns + STRIPE * np.sqrt(np.maximum(columns, 1 / number) / number)
-    return least
-
-
 def _protein_segments(length):
     return np.arange(length) * SEGMENTS // length
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames=("block", "causal"))
-def _layer_patterns(graph, state, q, k, tokens, segments, least, *, block, causal):
+def _layer_patterns(graph, state, q, k, tokens, segments, *, block, causal):
     """Return, for each protein and head, sums over residues of p(i, j).
 
     Returns:
-        columns [B, H, L] (by the token attended to), stripes (bool [B, H, L]: which of these are), offsets
-        [B, H, 2 REACH + 1] (among residues), rest [B, H, L, S] (of each residue, to segments beyond REACH and without
-        stripes; not summed), effective tokens [B, H, L] (exp(entropy) of each residue's row; NaN where its weights are
-        all 0).
+        excess [B, H, L] (by the token attended to, less even attention), stripes (bool [B, H, L]: which of these are),
+        special [B, H] (to special tokens), offsets [B, H, 2 REACH + 1] (among residues), rest [B, H, L, S] (of each
+        residue, to segments beyond REACH and without stripes; not summed), effective tokens [B, H, L] (exp(entropy) of
+        each residue's row; NaN where its weights are all 0).
     """
     attention = nnx.merge(graph, state)
     batch, length, heads = q.shape[:3]
     mask = tokens != alphabet.PAD
-    residue = segments >= 0
     fold = functools.partial(fold_columns, attention, q, k, mask, block=block, causal=causal)
     sums = fold(lambda sums, _, columns: sums + jnp.abs(columns).sum(-1), jnp.zeros((batch, length, heads)))
-    scale = jnp.where(residue[..., None] & (sums > 0), 1 / jnp.where(sums > 0, sums, 1.0), 0.0)
+    counts = (segments >= 0)[..., None] & (sums > 0)
+    scale = jnp.where(counts, 1 / jnp.where(sums > 0, sums, 1.0), 0.0)
+    visible = jnp.cumsum(mask, axis=1) if causal else jnp.broadcast_to(mask.sum(1, keepdims=True), mask.shape)
+    share = 1 / jnp.maximum(visible, 1)
     spare = -length % block
-    keys_of_segment = jnp.pad(jax.nn.one_hot(segments, SEGMENTS), ((0, 0), (0, spare), (0, 0)))
+    of_segment = jax.nn.one_hot(segments, SEGMENTS)
+    keys_of_segment = jnp.pad(of_segment, ((0, 0), (0, spare), (0, 0)))
+    keys = jnp.pad(mask, ((0, 0), (0, spare)))
     reach = jnp.arange(-REACH, REACH + 1)
 
     def add(sums, start, columns):
-        by_column, by_offset, entropy = sums
+        excess, squares, special, by_offset, entropy = sums
         p = jnp.abs(columns) * scale[..., None]
         here = start + jnp.arange(block)
-        by_column = jax.lax.dynamic_update_slice_in_dim(by_column, p.sum(1), start, axis=-1)
-        keys_here = jax.lax.dynamic_slice_in_dim(keys_of_segment, start, block, axis=1)
+        sees = jax.lax.dynamic_slice_in_dim(keys, start, block, axis=1)[:, None, :]
+        if causal:
+            sees = sees & (here[None, None, :] <= jnp.arange(length)[None, :, None])
+        over = jnp.where(counts[..., None] & sees[:, :, None, :], p - share[:, :, None, None], 0.0)
+        with jax.default_matmul_precision("highest"):
+            by_segment = jnp.einsum("bis,bihe->bhse", of_segment, over)
+        excess = jax.lax.dynamic_update_slice_in_dim(excess, by_segment, start, axis=-1)
+        squares = jax.lax.dynamic_update_slice_in_dim(squares, (over**2).sum(1), start, axis=-1)
+        of_residue = jax.lax.dynamic_slice_in_dim(keys_of_segment, start, block, axis=1).sum(-1)
+        among = p * of_residue[:, None, None, :]
+        special += (p - among).sum((1, 3))
         rows = here[None, :] - reach[:, None]
         inside = (rows >= 0) & (rows < length)
-        among = p * keys_here.sum(-1)[:, None, None, :]
         near = among[:, jnp.clip(rows, 0, length - 1), :, jnp.arange(block)[None, :]]
         by_offset += jnp.where(inside[..., None, None], near, 0.0).sum(1).transpose(1, 2, 0)
-        return by_column, by_offset, entropy - jax.scipy.special.xlogy(p, p).sum(-1)
+        return excess, squares, special, by_offset, entropy - jax.scipy.special.xlogy(p, p).sum(-1)
 
     zeros = (
+        jnp.zeros((batch, heads, SEGMENTS, length + spare)),
         jnp.zeros((batch, heads, length + spare)),
+        jnp.zeros((batch, heads)),
         jnp.zeros((batch, heads, 2 * REACH + 1)),
         jnp.zeros((batch, length, heads)),
     )
-    by_column, by_offset, entropy = fold(add, zeros)
-    number = (scale > 0).sum(1)
-    stripes = by_column > jnp.pad(least, ((0, 0), (0, spare)))[:, None, :] * number[:, :, None]
+    excess, squares, special, by_offset, entropy = fold(add, zeros)
+    # Rows of each segment, and whether all of them see a token.
+    rows = jnp.einsum("bis,bih->bhs", of_segment, counts.astype(jnp.float32))[..., None]
+    first = jnp.min(jnp.where(of_segment > 0, jnp.arange(length)[None, :, None], length), axis=1)[:, None, :, None]
+    sees = (jnp.arange(length + spare)[None, None, None, :] <= first) | (not causal)
+    typical = jnp.nanmedian(jnp.where(sees & (rows > 0), excess / jnp.maximum(rows, 1), jnp.nan), axis=2)
+    excess, number = excess.sum(2), rows.sum(2)
+    variance = jnp.maximum(squares - excess**2 / jnp.maximum(number, 1), 0)
+    mean = excess / jnp.maximum(number, 1)
+    stripes = (excess > STRIPE * jnp.sqrt(variance)) & (mean > FAINTEST / mask.sum(1)[:, None, None])
+    stripes = stripes & (typical > mean / 2)
 
     def add_rest(rest, start, columns):
         far = jnp.abs(jnp.arange(length)[:, None] - (start + jnp.arange(block))[None, :]) > REACH
@@ -218,22 +233,19 @@ def _layer_patterns(graph, state, q, k, tokens, segments, least, *, block, causa
 
     rest = fold(add_rest, jnp.zeros((batch, length, heads, SEGMENTS)))
     effective = jnp.where(scale > 0, jnp.exp(entropy), jnp.nan).transpose(0, 2, 1)
-    return by_column[..., :length], stripes[..., :length], by_offset, rest.transpose(0, 2, 1, 3), effective
+    return excess[..., :length], stripes[..., :length], special, by_offset, rest.transpose(0, 2, 1, 3), effective
 
 
-def _statistics(protein, columns, stripes, offsets, rest, effective, *, causal):
+def _statistics(protein, excess, stripes, special, offsets, rest, effective, *, causal):
     """Turn one protein's sums, each [layers, H, ...], into the fields of HeadPatterns, each [layers, H, ...]."""
     length, residues = len(protein.tokens), protein.residues
-    columns, stripes = np.asarray(columns[..., :length], np.float64), stripes[..., :length]
+    stripes = stripes[..., :length]
     effective = effective[..., residues]
     # Rows that attend to nothing have no pattern, and do not count.
     rows = (~np.isnan(effective)).sum(-1).astype(np.float64)
     number = np.where(rows > 0, rows, np.nan)
-    even_columns, even_offsets = _even(protein, causal=causal)
-    column_excess = columns / number[..., None] - even_columns
-    offset_excess = offsets / number[..., None] - even_offsets
-    special = np.ones(length, bool)
-    special[residues] = False
+    column_excess = excess[..., :length] / number[..., None]
+    offset_excess = offsets / number[..., None] - _even_offsets(protein, causal=causal)
     differences = _from_even(rest[..., residues, :], ~stripes[..., residues], causal=causal)
     return {
         "diagonal": np.maximum(offset_excess, 0).sum(-1),
@@ -242,7 +254,7 @@ def _statistics(protein, columns, stripes, offsets, rest, effective, *, causal):
         "evenness": _mean_known(effective / _visible(protein, causal)),
         "offset_excess": offset_excess,
         "column_excess": column_excess,
-        "special": columns[..., special].sum(-1) / number,
+        "special": special / number,
     }
 
 
@@ -287,20 +299,15 @@ def _visible(protein, causal):
     return places + 1 if causal else np.full(len(places), len(protein.tokens))
 
 
-def _even(protein, *, causal):
-    """Return what even attention gives to tokens [L] and offsets [2 REACH + 1], the mean over residues."""
-    places = np.arange(len(protein.tokens))[protein.residues]
-    share, number = 1 / _visible(protein, causal), len(places)
-    columns = np.full(len(protein.tokens), share.mean())
-    if causal:
-        # A token is seen by the residues at or behind it.
-        behind = np.append(np.cumsum(share[::-1])[::-1], 0)
-        columns = behind[np.searchsorted(places, np.arange(len(protein.tokens)))] / number
+def _even_offsets(protein, *, causal):
+    """Return what even attention gives to offsets [2 REACH + 1], the mean over residues."""
+    share, number = 1 / _visible(protein, causal), len(protein.letters)
+    places = np.arange(number)
     offsets = np.zeros(2 * REACH + 1)
     for index, offset in enumerate(range(-REACH, REACH + 1)):
-        sees = (places + offset >= places[0]) & (places + offset <= places[-1]) & (offset <= 0 or not causal)
+        sees = (places + offset >= 0) & (places + offset < number) & (offset <= 0 or not causal)
         offsets[index] = share[sees].sum() / number
-    return columns, offsets
+    return offsets
 
 
 def kinds_of(

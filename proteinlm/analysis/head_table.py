@@ -22,8 +22,8 @@ def head_table(patterns: HeadPatterns) -> pd.DataFrame:
         kind: by the means.
         agreement: share of the proteins that give the same kind, each alone.
         diagonal, vertical, block, evenness: the statistics, 0 to 1.
-        offset: the diagonal's, in residues; -1 is the residue before. Given for every head, whatever its kind, as are
-            the next ones.
+        offset: the diagonal's, in residues; -1 is the residue before. Given for every head with more attention
+            there than even, whatever its kind, as are the next ones.
         position: where the most attended token stands in most proteins: a residue counted from 1, or <bos>, <eos>.
         position_share: share of the proteins in which it does.
         letter: the amino acid or special token that the attention above even (the vertical statistic) falls on most.
@@ -48,7 +48,7 @@ def head_table(patterns: HeadPatterns) -> pd.DataFrame:
                 "kind": NO_WEIGHTS if unknown else KINDS[kinds[layer, head]],
                 "agreement": float((here == kinds[layer, head]).mean()),
                 **{name: float(means[name][layer, head]) for name in statistics},
-                "offset": None if unknown else int(np.argmax(offsets[layer, head])) - REACH,
+                "offset": int(np.argmax(offsets[layer, head])) - REACH if (offsets[layer, head] > 0).any() else None,
                 **_positions(patterns, layer, head),
                 "special": float(means["special"][layer, head]),
             }

@@ -36,7 +36,7 @@ def kinds_figure(
 
     Args:
         kinds: names [layers, H], of head_kinds.KINDS or "none".
-        strengths: the statistic of the kind's own pattern, 0 to 1; NaN is not written.
+        strengths: the statistic of the kind's own pattern, or evenness, 0 to 1; NaN is not written.
         details: strings [layers, H]: a diagonal's offset, a vertical head's token; may be empty.
         title: above the figure.
     """
@@ -57,7 +57,7 @@ def kinds_figure(
         axes.grid(which="minor", color="white", linewidth=1.5)
         axes.tick_params(which="both", length=0)
         axes.spines[:].set_visible(False)
-        axes.set_xlabel("head")
+        axes.set_xlabel("head (numbers: share of attention in the pattern; of scattered and diffuse heads, evenness)")
         axes.set_ylabel("layer")
         figure.legend(handles=_legend(kinds), loc="outside lower center", ncols=5, handlelength=1.0)
         figure.suptitle(title, fontsize=9)

@@ -16,8 +16,8 @@ from proteinlm.models.transformer import ProteinLM
 DRAWN = 1024
 """Cells on a side of a map at most: more than a figure has dots. Longer proteins are averaged over cells."""
 
-DETAILED = 4
-"""Heads shown in detail at most."""
+DETAILED = 3
+"""Heads shown in detail at most: one of each pattern."""
 
 FIRST = 25
 """Residues drawn as lines (Performer paper, figure 12)."""
@@ -85,7 +85,7 @@ def _label(patterns: HeadPatterns, table, layer: int, head: int) -> str:
         tops = vertical_positions(patterns, 0, layer, head, number=2)
         places = " ".join(top["letter"] + (top["position"] if top["position"].isdigit() else "") for top in tops)
         return f"{label} {share}, to {places}"
-    return f"{label} {share}".rstrip()
+    return f"{label} {share}" if share else f"{label}, evenness {row['evenness']:.2f}"
 
 
 @dataclass(frozen=True)

@@ -43,9 +43,10 @@ class RowSums:
     def sentence(self) -> str:
         """What a figure says of its rows."""
         if self.to_one:
-            return "rows of all tokens sum to 1"
+            return "each row sums to 1 over all tokens, special ones included"
         return (
-            f"rows sum to {self.least:.2g} to {self.largest:.2g} (mean {self.mean:.2g}), shown as they are: {self.why}"
+            f"rows sum to {self.least:.2g} to {self.largest:.2g} (mean {self.mean:.2g}) and are shown as they are: "
+            f"{self.reason or 'it is not known why'}"
         )
 
     def to_dict(self) -> dict:

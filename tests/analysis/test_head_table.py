@@ -49,11 +49,10 @@ def test_a_row_for_each_layer_and_head():
 
 def test_offsets_that_differ_between_proteins_are_no_diagonal_of_the_head():
     one, two = patterns(0.3, offset=-2, number=1), patterns(0.3, offset=5, number=1)
-    both = HeadPatterns(
-        [*one.proteins, *two.proteins],
-        *(np.concatenate([getattr(one, name), getattr(two, name)]) for name in ("diagonal", "vertical", "block", "evenness", "offset_excess")),
-        [*one.column_excess, *two.column_excess], np.concatenate([one.special, two.special]),
-    )  # fmt: skip
+    names = ("diagonal", "vertical", "block", "evenness", "offset_excess")
+    joined = [np.concatenate([getattr(one, name), getattr(two, name)]) for name in names]
+    columns, special = [*one.column_excess, *two.column_excess], np.concatenate([one.special, two.special])
+    both = HeadPatterns([*one.proteins, *two.proteins], *joined, columns, special)
     # Chance has another sign elsewhere.
     both.offset_excess[0, ..., 5 + REACH] = both.offset_excess[1, ..., -2 + REACH] = -0.3
     found = head_table(both)
