@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,7 +34,7 @@ PAPER_PAIRS = ("DE", "FY")
 TABLE_PERMUTATIONS = 999
 """Of each layer and each head at most: many rows of a table need no finer p-values."""
 
-Order = Literal["classes", "clustered"]
+ORDERS = ("classes", "clustered")
 
 
 def analyze_protein(
@@ -196,7 +196,7 @@ def analyze_similarity(
     output: str | os.PathLike = ".",
     *,
     blosum: str = "BLOSUM62",
-    order: Order = "classes",
+    order: str = "classes",
     batch_size: int = 8,
     permutations: int = 9999,
     seed: int = 0,
@@ -229,8 +229,8 @@ def analyze_similarity(
             attention that never leaves its own position.
     """
     reference = normalised_blosum(blosum)
-    if order not in get_args(Order):
-        raise InputError(f"there is no order {order!r} of amino acids; choose one of {', '.join(get_args(Order))}.")
+    if order not in ORDERS:
+        raise InputError(f"there is no order {order!r} of amino acids; choose one of {', '.join(ORDERS)}.")
     refuse_fewer(sequences, asked)
     read, num_clipped = clipped(model, sequences)
     sums = similarity.amino_acid_attention(model, read, batch_size=batch_size)
@@ -305,12 +305,11 @@ def _pairs(by_head, reference) -> dict:
 
 def _best(table: pd.DataFrame, name: str, *keys: str) -> dict | None:
     """Return the row with the largest correlation, in brief; None where there is none."""
-    values = table[f"{name}_pearson"]
-    if values.isna().all():
+    known = [row for row in table.to_dict("records") if not math.isnan(row[f"{name}_pearson"])]
+    if not known:
         return None
-    row = table.loc[values.idxmax()]
-    numbers = {key: float(row[f"{name}_{key}"]) for key in ("pearson", "pearson_p", "q")}
-    return {**{key: int(row[key]) for key in keys}, **numbers}
+    best = max(known, key=lambda row: row[f"{name}_pearson"])
+    return {**{key: best[key] for key in keys}, **{key: best[f"{name}_{key}"] for key in ("pearson", "pearson_p", "q")}}
 
 
 def _title(number: int, blosum: str, agreement: Agreement) -> str:

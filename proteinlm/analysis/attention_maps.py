@@ -279,7 +279,8 @@ def pooled_maps(
             by_row = np.add.reduceat(columns[0, :, start:stop], row_cells, axis=1)
             places = np.arange(first, first + columns.shape[-1]) - start
             inside = (places >= 0) & (places < stop - start)
-            np.add.at(sums, (slice(None), slice(None), places[inside] // cell), by_row[..., inside])
+            for place, column in zip(places[inside] // cell, np.flatnonzero(inside), strict=True):
+                sums[..., place] += by_row[..., column]
     return pooled / np.maximum(_visible_in_cells(stop - start, cell, causal=model.causal), 1).astype(np.float32)
 
 

@@ -148,8 +148,8 @@ def measure_patterns(
 def _segments(proteins, tokens):
     """Return int32 [B, L]: the segment of each residue, -1 for special tokens and padding."""
     segments = np.full(tokens.shape, -1, np.int32)
-    for row, protein in zip(segments, proteins, strict=False):
-        row[protein.residues] = _protein_segments(len(protein.letters))
+    for row, protein in enumerate(proteins):
+        segments[row, protein.residues] = _protein_segments(len(protein.letters))
     return segments
 
 

@@ -132,22 +132,25 @@ def claims(table: pd.DataFrame) -> dict:
         many heads pass each pattern's threshold, whichever is their kind), "offsets" (how many diagonal heads have
         which offset), "sentence".
     """
-    kinds = [*KINDS, *([NO_WEIGHTS] if (table["kind"] == NO_WEIGHTS).any() else [])]
-    counts = {kind: int((table["kind"] == kind).sum()) for kind in kinds}
-    by_layer = [
-        {"layer": int(layer), **{kind: int((group["kind"] == kind).sum()) for kind in kinds}}
-        for layer, group in table.groupby("layer")
-    ]
-    diagonal = table[table["kind"] == "diagonal"]["offset"].value_counts().sort_index()
+    rows = table.to_dict("records")
+    kinds = [*KINDS, *([NO_WEIGHTS] if any(row["kind"] == NO_WEIGHTS for row in rows) else [])]
+
+    def count(kind, layer=None):
+        return sum(row["kind"] == kind and layer in (None, row["layer"]) for row in rows)
+
+    counts = {kind: count(kind) for kind in kinds}
+    layers = sorted({int(row["layer"]) for row in rows})
+    by_layer = [{"layer": layer, **{kind: count(kind, layer) for kind in kinds}} for layer in layers]
+    offsets = [int(row["offset"]) for row in rows if row["kind"] == "diagonal"]
     number = len(table)
     parts = ", ".join(f"{counts[kind]} {kind}" for kind in kinds[1:])
     return {
         "num_heads": number,
         "counts": counts,
         "shares": {kind: round(counts[kind] / number, 4) for kind in kinds},
-        "passing": {name: int((table[name] >= least).sum()) for name, least in PATTERNS.items()},
+        "passing": {name: sum(row[name] >= least for row in rows) for name, least in PATTERNS.items()},
         "by_layer": by_layer,
-        "offsets": {str(offset): int(count) for offset, count in diagonal.items()},
+        "offsets": {str(offset): offsets.count(offset) for offset in sorted(set(offsets))},
         "sentence": f"Of {number} heads {counts['diagonal']} are diagonal, {parts}.",
     }
 
@@ -164,13 +167,13 @@ def telling_heads(
     Returns:
         (layer, head, kind), in the order of the choice; fewer than `number` if fewer are given.
     """
-    given = table[table["layer"].isin(layers) & table["head"].isin(heads)]
-    clear = pd.concat([given[name] / least for name, least in PATTERNS.items()], axis=1, keys=PATTERNS).fillna(-1.0)
-    chosen: list = []
-    for name in PATTERNS:
-        own = clear[name][given["kind"] == name]
-        if len(own):
-            chosen.append(own.idxmax())
-    rest = clear.max(axis=1).drop(chosen).sort_values(ascending=False, kind="stable")
-    chosen = [*chosen, *rest.index][:number]
-    return [(int(given.loc[row, "layer"]), int(given.loc[row, "head"]), str(given.loc[row, "kind"])) for row in chosen]
+    given = [row for row in table.to_dict("records") if row["layer"] in layers and row["head"] in heads]
+
+    def clear(row):
+        # NaN, of a head without weights, is the least clear.
+        return max(row[name] / PATTERNS[name] if row[name] == row[name] else -1.0 for name in PATTERNS)
+
+    best = [[row for row in given if row["kind"] == name] for name in PATTERNS]
+    chosen = [max(rows, key=clear) for rows in best if rows]
+    rest = sorted((row for row in given if row not in chosen), key=clear, reverse=True)
+    return [(int(row["layer"]), int(row["head"]), str(row["kind"])) for row in [*chosen, *rest][:number]]

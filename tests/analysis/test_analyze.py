@@ -20,12 +20,17 @@ def assert_png_and_pdf(stem):
     assert not [path for path in stem.parent.iterdir() if path.name.endswith(".partial")]
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are made and not written: that takes seconds, and is tested once."""
+    monkeypatch.setattr(analyze, "_save", lambda figure, stem: [])
+
+
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_proteins_maps_are_saved_without_special_tokens(make_model, tmp_path, causal):
+def test_a_proteins_maps_are_saved_without_special_tokens(make_model, tmp_path, undrawn, causal):
     model = make_model("favor", causal=causal)
     protein = BPT1_BOVIN[:60]
     summary = analyze.analyze_protein(model, protein, tmp_path / "new", name="part of P00974")
-    assert_png_and_pdf(tmp_path / "new" / "attention")
     saved = np.load(tmp_path / "new" / "attention.npz")
     assert "".join(saved["residues"]) == protein.decode()
     assert saved["attention"].shape == (2, 2, 60, 60)
@@ -69,7 +74,7 @@ def test_heads_and_lines_stand_beside_the_map(make_model, tmp_path):
     np.testing.assert_allclose(saved["row_sums"], 1, atol=1e-3)
 
 
-def test_rows_that_do_not_sum_to_one_are_said_to_be_so(make_model, tmp_path):
+def test_rows_that_do_not_sum_to_one_are_said_to_be_so(make_model, tmp_path, undrawn):
     model = make_model("generalized", renormalize=False)
     summary = analyze.analyze_protein(model, BPT1_BOVIN[:40], tmp_path, name="p", layers=[1], heads=[0])
     found = summary["row_sums"]
@@ -82,7 +87,7 @@ def test_rows_that_do_not_sum_to_one_are_said_to_be_so(make_model, tmp_path):
     assert [one["layer"] for one in summary["heads_in_detail"]] == [1]
 
 
-def test_a_long_protein_is_averaged_over_cells(make_model, tmp_path, monkeypatch):
+def test_a_long_protein_is_averaged_over_cells(make_model, tmp_path, undrawn, monkeypatch):
     monkeypatch.setattr(protein_maps, "DRAWN", 16)
     model = make_model("favor", causal=True)
     summary = analyze.analyze_protein(model, BPT1_BOVIN[:60], tmp_path, name="p")
@@ -125,7 +130,7 @@ def test_head_kinds_refuse_what_they_cannot_use(make_model, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_four_layers_of_bpt1_bovin_unless_told_otherwise(make_model, tmp_path):
+def test_four_layers_of_bpt1_bovin_unless_told_otherwise(make_model, tmp_path, undrawn):
     summary = analyze.analyze_protein(make_model("identity", num_layers=5, max_length=128), output=tmp_path)
     assert (summary["protein"], summary["num_residues"]) == ("BPT1_BOVIN (P00974)", 100)
     saved = np.load(tmp_path / "attention.npz")
@@ -133,7 +138,7 @@ def test_four_layers_of_bpt1_bovin_unless_told_otherwise(make_model, tmp_path):
     np.testing.assert_array_equal(saved["attention"], np.broadcast_to(np.eye(100), (4, 2, 100, 100)))
 
 
-def test_chosen_layers_and_heads_and_bad_ones(make_model, tmp_path):
+def test_chosen_layers_and_heads_and_bad_ones(make_model, tmp_path, undrawn):
     model = make_model()
     summary = analyze.analyze_protein(model, b"MKVW", tmp_path, name="short", layers=[1], heads=[1, 0])
     assert np.load(tmp_path / "attention.npz")["attention"].shape == (1, 2, 4, 4)

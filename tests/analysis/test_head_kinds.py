@@ -184,7 +184,7 @@ def test_a_causal_head_that_sees_the_past_evenly_has_no_pattern(measure):
         "before": np.where(j == i - 1, 10.0, 0.1),
         "recent": np.exp(-(i - j) / 3.0 * (j <= i)),
         "<bos>": to_start,
-        "corner": np.where((i >= 60) & (i < 86) & (j >= 10) & (j < 30), 40.0, 1.0),
+        "corner": np.where((i >= 60) & (i < 88) & (j >= 10) & (j < 22), 900.0, 1.0),
         "halves": np.where((i < 50) == (j < 50), 1.0, 0.02),
     }
     found, kinds = measure({name: normal(weights * np.tri(100)) for name, weights in matrices.items()}, causal=True)

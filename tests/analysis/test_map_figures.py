@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -141,7 +143,7 @@ def test_heads_of_every_length(tmp_path, cells, length):
         # Letters do not run into each other.
         renderer = FigureCanvasAgg(figure).get_renderer()
         boxes = [label.get_window_extent(renderer) for label in axes[0].get_xticklabels()]
-        assert all(a.x1 <= b.x0 for a, b in zip(boxes, boxes[1:], strict=False))
+        assert all(a.x1 <= b.x0 for a, b in itertools.pairwise(boxes))
 
 
 def test_a_line_for_each_weight_as_opaque_as_it_is_large():

@@ -31,7 +31,7 @@ def test_similarity_stands_beside_blosum_in_classes():
 
 
 def test_an_order_that_is_given_is_that_of_both_and_classes_are_marked():
-    order = list(np.random.default_rng(1).permutation(20))
+    order = np.random.default_rng(1).permutation(20).tolist()
     similarity = np.random.default_rng(0).uniform(-1, 1, (20, 20))
     figure, axes = similarity_figures.similarity_figure(
         normalised_blosum(), similarity, reference_label="left", similarity_label="right", order=order
