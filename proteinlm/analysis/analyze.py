@@ -159,7 +159,10 @@ def analyze_head_kinds(
         table["kind"].to_numpy(str).reshape(shape),
         np.array([_strength(row) for _, row in table.iterrows()]).reshape(shape),
         np.array([_detail(row) for _, row in table.iterrows()]).reshape(shape),
-        title=f"Kinds of heads over {number:,} protein{'' if number == 1 else 's'}",
+        title=(
+            f"Kinds of heads over {number:,} protein{'' if number == 1 else 's'}\n"
+            "(beside D: its offset in residues; beside V: the position or amino acid most attended to)"
+        ),
     )
     summary = {
         **found,

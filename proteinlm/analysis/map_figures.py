@@ -228,7 +228,8 @@ def lines_figure(
             panel.tick_params(axis="x", pad=4)
             full = f"full opacity: {largest:.2g}" if largest else "all weights are 0"
             panel.set_xlabel(full + (" (dashed: negative)" if (weights < 0).any() else ""))
-            panel.set_title(label)
+            # In two lines: panels are narrow.
+            panel.set_title(label.replace(": ", "\n"), fontsize=8)
         order = ", none to later residues" if causal else ""
         title = f"Attention of the first {length} residues of {name}{order}, not renormalised"
         figure.suptitle(f"{title}\n{note}" if note else title, fontsize=9)

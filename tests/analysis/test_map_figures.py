@@ -146,6 +146,18 @@ def test_heads_of_every_length(tmp_path, cells, length):
         assert all(a.x1 <= b.x0 for a, b in itertools.pairwise(boxes))
 
 
+def test_titles_of_lines_do_not_run_into_each_other(tmp_path):
+    label = "layer 12, head 10: vertical 0.34, to K133 <eos>"
+    figure, axes = map_figures.lines_figure(
+        attention(1, 3, 25)[0], "A" * 25, name="p", causal=False, labels=[label] * 3
+    )
+    figure.savefig(tmp_path / "lines.png")
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    boxes = [panel.title.get_window_extent(renderer) for panel in axes]
+    assert all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
+    assert boxes[0].x0 >= 0
+
+
 def test_a_line_for_each_weight_as_opaque_as_it_is_large():
     weights = np.zeros((1, 4, 4), np.float32)
     weights[0, 0, 1], weights[0, 2, 3], weights[0, 3, 0] = 0.5, 0.25, -0.125
