@@ -25,16 +25,13 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float64, Int64
 
-from proteinlm.analysis.attention_maps import BLOCK, probe, queries_keys
-from proteinlm.analysis.proteins import read_protein
+from proteinlm.analysis.attention_maps import BLOCK, fold_columns, queries_keys
+from proteinlm.analysis.proteins import batched, read_proteins
 from proteinlm.data import alphabet
 from proteinlm.errors import InputError
 from proteinlm.models.transformer import ProteinLM
 
 STANDARD = slice(0, alphabet.NUM_STANDARD)
-
-# Compiled lengths: a batch is padded to the next one, so that few shapes are compiled and little is padded.
-_LENGTHS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 
 
 @dataclass(frozen=True)
@@ -82,19 +79,14 @@ def amino_acid_attention(
         InputError: there is no sequence, one has a letter outside the alphabet, or one is longer than the
             model reads.
     """
-    if not sequences:
-        raise InputError("amino-acid similarity needs at least one sequence, and was given none.")
     if batch_size < 1 or block < 1:
         raise ValueError(f"batch_size and block must be positive, not {batch_size} and {block}")
-    proteins = [read_protein(model, s, name=f"sequence {i + 1}") for i, s in enumerate(sequences)]
-    # Proteins of like length share a batch; the order among equals is the caller's.
-    proteins.sort(key=lambda protein: len(protein.tokens))
+    proteins = read_proteins(model, sequences)
     layers, heads, kinds = model.config.num_layers, model.config.num_heads, alphabet.NUM_RESIDUES
     pair_sums = np.zeros((layers, heads, kinds, kinds))
     self_sums, special_sums = np.zeros((layers, heads)), np.zeros((layers, heads))
     mechanisms = [nnx.split(model.attention(layer)) for layer in range(layers)]
-    for first in range(0, len(proteins), batch_size):
-        tokens = _batch(model, proteins[first : first + batch_size], batch_size)
+    for _, tokens in batched(model, proteins, batch_size):
         q, k = queries_keys(model, tokens)
         sums = [
             _layer_sums(
@@ -124,16 +116,6 @@ def amino_acid_attention(
     )
 
 
-def _batch(model, proteins, batch_size):
-    """Return tokens [batch_size, L]; rows and places that are not filled are padding."""
-    longest = len(proteins[-1].tokens)
-    padded = next((length for length in _LENGTHS if length >= longest), longest)
-    tokens = np.full((batch_size, min(padded, model.config.max_length)), alphabet.PAD, np.uint8)
-    for row, protein in zip(tokens, proteins, strict=False):
-        row[: len(protein.tokens)] = protein.tokens
-    return tokens
-
-
 @functools.partial(jax.jit, static_argnums=0, static_argnames=("block", "causal"))
 def _layer_sums(graph, state, q, k, tokens, *, block, causal):
     """Return ([H, R, R], [H], [H]): attention of residues to others by kind, to themselves, to specials."""
@@ -143,14 +125,12 @@ def _layer_sums(graph, state, q, k, tokens, *, block, causal):
     # Special tokens get a row of zeros.
     one_hot = jax.nn.one_hot(tokens.astype(jnp.int32) - alphabet.FIRST_RESIDUE, kinds)
     residue = tokens >= alphabet.FIRST_RESIDUE
-    num_blocks = -(-length // block)
-    spare = num_blocks * block - length
+    spare = -length % block
     one_hot_keys = jnp.pad(one_hot, ((0, 0), (0, spare), (0, 0)))
     special_keys = jnp.pad(mask & ~residue, ((0, 0), (0, spare))).astype(jnp.float32)
 
-    def add(sums, start):
+    def add(sums, start, columns):
         pairs, to_self, to_special = sums
-        columns = probe(attention, q, k, mask, start, block=block, causal=causal)
         columns = jnp.where(residue[:, :, None, None], columns, jnp.float32(0))
         itself = jnp.arange(length)[:, None] == start + jnp.arange(block)[None, :]
         others = jnp.where(itself[None, :, None, :], jnp.float32(0), columns)
@@ -161,12 +141,11 @@ def _layer_sums(graph, state, q, k, tokens, *, block, causal):
             pairs += jnp.einsum("bhae,bec->hac", by_query, kinds_here)
             to_special += jnp.einsum("bihe,be->h", others, special_here)
         to_self += jnp.sum(columns - others, axis=(0, 1, 3))
-        return (pairs, to_self, to_special), None
+        return pairs, to_self, to_special
 
     zero = jnp.zeros(heads, jnp.float32)
-    starts = jnp.arange(num_blocks) * block
-    sums, _ = jax.lax.scan(add, (jnp.zeros((heads, kinds, kinds), jnp.float32), zero, zero), starts)
-    return sums
+    sums = (jnp.zeros((heads, kinds, kinds), jnp.float32), zero, zero)
+    return fold_columns(attention, q, k, mask, add, sums, block=block, causal=causal)
 
 
 def _pairs(residues, *, causal):
@@ -254,16 +233,32 @@ def mean_attention(attention: AminoAcidAttention) -> Float64[np.ndarray, "a b"]:
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
-def pair_enrichment(attention: AminoAcidAttention) -> Float64[np.ndarray, "a b"]:
-    """Return the attention from kind a to kind b over that of even attention, [20, 20], over all heads and
-    layers.
+def pair_enrichment(
+    attention: AminoAcidAttention, *, layer: int | None = None, head: int | None = None
+) -> Float64[np.ndarray, "a b"]:
+    """Return the attention from kind a to kind b over that of even attention, [20, 20].
 
     1 means no preference; the scale is set so that the whole is 1. NaN where there is no pair, and everywhere
     if no head attends to other residues. An amino acid that all others attend to has a high column whatever
     they are: that is a property of one amino acid, not a likeness of two, and not taken out here.
+
+    Args:
+        attention: the sums.
+        layer: of this layer alone; None means of all.
+        head: of this head of the layer alone; None means of all.
+
+    Raises:
+        InputError: there is no such layer or head.
     """
-    sums = attention.pair_sums.mean((0, 1))
-    even = attention.pair_even
+    sums = attention.pair_sums
+    for what, number, axis in (("layer", layer, 0), ("head", head, 1)):
+        if number is not None:
+            if not 0 <= number < sums.shape[axis]:
+                raise InputError(
+                    f"there is no {what} {number}: this model's {what}s go from 0 to {sums.shape[axis] - 1}."
+                )
+            sums = np.take(sums, [number], axis=axis)
+    sums, even = sums.mean((0, 1)), attention.pair_even
     total = sums.sum()
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = (sums / total) / (even / even.sum()) if total > 0 else np.full_like(sums, np.nan)

@@ -1,7 +1,12 @@
+import functools
+import math
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.extend.core import jaxprs_in_params
 from mechanisms import CASES, CAUSAL
 from tiny_models import DISTINCT, mechanism
 
@@ -89,6 +94,103 @@ def test_memory_of_a_block_is_linear_in_the_length(make_model):
 
     small, large = temporary(1024), temporary(2048)
     assert 0 < small < large < 2.5 * small
+
+
+def largest_array(jaxpr):
+    """Elements of the largest array that a traced function makes anywhere, in scans and branches too."""
+    sizes = [math.prod(var.aval.shape) for eqn in jaxpr.eqns for var in eqn.outvars if hasattr(var.aval, "shape")]
+    inner = [largest_array(sub) for eqn in jaxpr.eqns for sub in jaxprs_in_params(eqn.params)]
+    return max([*sizes, *inner, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "causal"),
+    [(name, causal) for name in DISTINCT for causal in (False, True) if not causal or name in CAUSAL],
+)
+def test_no_mechanism_makes_an_array_of_length_by_length(make_model, name, causal):
+    def largest(length):
+        attention = mechanism(name, 2048).build(num_heads=1, head_dim=8, key=jax.random.key(0))
+        graph, state = nnx.split(attention)
+        q = jax.ShapeDtypeStruct((1, length, 1, 8), jnp.float32)
+        mask = jax.ShapeDtypeStruct((1, length), bool)
+        function = functools.partial(attention_maps._column_block.__wrapped__, graph, block=8, causal=causal)
+        return largest_array(jax.make_jaxpr(function)(state, q, q, mask, jnp.int32(0)).jaxpr)
+
+    small, large = largest(1024), largest(2048)
+    assert 1024 * 8 <= small < 1024**2 / 2
+    assert large <= 2.1 * small
+
+
+def test_a_map_on_the_disk_is_the_map_and_appears_whole(make_model, tokens, tmp_path):
+    model = make_model("favor", causal=True)
+    path = attention_maps.save_attention_map(model, tokens, tmp_path / "new" / "map.npy", layer=1, heads=[1], block=5)
+    assert [file.name for file in path.parent.iterdir()] == ["map.npy"]
+    mapped = np.load(path, mmap_mode="r")
+    assert isinstance(mapped, np.memmap)
+    assert mapped.dtype == np.float32
+    expected = attention_maps.attention_map(model, tokens, layer=1, heads=[1], block=5)
+    np.testing.assert_array_equal(mapped, expected)
+    with pytest.raises(InputError, match=r"map\.txt.*must end in \.npy"):
+        attention_maps.save_attention_map(model, tokens, tmp_path / "map.txt", layer=1)
+    with pytest.raises(InputError, match="no layer 7"):
+        attention_maps.save_attention_map(model, tokens, tmp_path / "map.npy", layer=7)
+    assert [file.name for file in tmp_path.iterdir()] == ["new"]
+
+
+def test_a_map_that_fails_half_way_leaves_no_file(make_model, tokens, tmp_path, monkeypatch):
+    def fails(*arguments, **options):
+        yield 0, np.zeros((3, 2, LENGTH, 5), np.float32)
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(attention_maps, "column_blocks", fails)
+    with pytest.raises(RuntimeError, match="gone"):
+        attention_maps.save_attention_map(make_model(), tokens, tmp_path / "map.npy", layer=0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_fold_sees_every_column_once(make_model, tokens):
+    model = make_model("favor")
+    q, k = attention_maps.queries_keys(model, tokens)
+    weight = jnp.arange(25.0)
+
+    @jax.jit
+    def moments(q, k):
+        def add(sums, start, columns):
+            here = jax.lax.dynamic_slice_in_dim(weight, start, 5)
+            return sums[0] + columns.sum(-1), sums[1] + columns @ here
+
+        zero = jnp.zeros(q.shape[:3])
+        mask = jnp.asarray(tokens != alphabet.PAD)
+        attention = model.attention(1)
+        return attention_maps.fold_columns(attention, q, k, mask, add, (zero, zero), block=5, causal=False)
+
+    whole = attention_maps.attention_map(model, tokens, layer=1).transpose(0, 2, 1, 3)
+    sums, places = moments(q[1], k[1])
+    np.testing.assert_allclose(sums, whole.sum(-1), atol=1e-5)
+    np.testing.assert_allclose(places, whole @ np.arange(LENGTH), atol=1e-4)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("cell", [1, 4])
+def test_pooled_maps_are_means_over_what_can_be_seen(make_model, tokens, causal, cell):
+    model = make_model("favor", causal=causal)
+    residues = slice(1, 22)
+    found = attention_maps.pooled_maps(model, tokens[0], residues, layers=[1], heads=[1], cell=cell, block=5)
+    whole = attention_maps.attention_map(model, tokens[:1], layer=1)[0, 1, residues, residues]
+    expected = np.zeros((1, 1, -(-21 // cell), -(-21 // cell)))
+    for row in range(expected.shape[2]):
+        for column in range(expected.shape[3]):
+            pairs = [
+                whole[i, j]
+                for i in range(row * cell, min(21, row * cell + cell))
+                for j in range(column * cell, min(21, column * cell + cell))
+                if j <= i or not causal
+            ]
+            expected[0, 0, row, column] = np.mean(pairs) if pairs else 0
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    with pytest.raises(ValueError, match="cell"):
+        attention_maps.pooled_maps(model, tokens[0], residues, cell=0)
 
 
 def test_a_bfloat16_model_gives_a_float32_map(make_model, explicit_maps, tokens):

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from proteinlm import data
-from proteinlm.analysis.proteins import BPT1_BOVIN, capacity, read_protein
+from proteinlm.analysis.proteins import (
+    BPT1_BOVIN,
+    batched,
+    capacity,
+    clipped,
+    read_protein,
+    read_proteins,
+    refuse_fewer,
+)
 from proteinlm.data import alphabet
 from proteinlm.errors import InputError
 
@@ -42,3 +50,35 @@ def test_a_foreign_letter_names_the_protein(make_model):
         read_protein(make_model(), b"A!", name="P1")
     with pytest.raises(InputError, match="P1: the sequence is empty"):
         read_protein(make_model(), b"", name="P1")
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+def test_every_protein_is_in_one_batch_beside_others_of_like_length(make_model, batch_size):
+    model = make_model(max_length=64)
+    proteins = read_proteins(model, [b"A" * length for length in (60, 3, 40, 3, 64)])
+    seen = []
+    for places, tokens in batched(model, proteins, batch_size):
+        assert len(tokens) == batch_size
+        assert tokens.shape[1] in (32, 64)
+        seen += places
+        for row, place in zip(tokens, places, strict=False):
+            np.testing.assert_array_equal(row[row != alphabet.PAD], proteins[place].tokens)
+        assert not tokens[len(places) :].any()
+    assert seen == [1, 3, 2, 0, 4]
+
+
+def test_clipped_counts_and_names(make_model):
+    model = make_model(causal=True)
+    found, number = clipped(model, [b"a" * 70, b"MKV*"])
+    assert [len(letters) for letters in found] == [63, 3]
+    assert number == 1
+    assert found[1] == b"MKV"
+    with pytest.raises(InputError, match="sequence 2: the letter '1' at residue 1"):
+        clipped(model, [b"A", b"1"])
+
+
+def test_fewer_than_asked():
+    refuse_fewer([b"A"], None)
+    refuse_fewer([b"A"], 1)
+    with pytest.raises(InputError, match="1,000 sequences were asked for, but there are only 1: ask"):
+        refuse_fewer([b"A"], 1000)

@@ -1,0 +1,88 @@
+"""A figure of the kinds of heads over layers and heads; returns the Figure and its Axes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from proteinlm import figures
+
+# Apart in colour and in lightness; a letter in each cell says the kind again.
+COLOURS = {
+    "diagonal": "#0072B2",
+    "vertical": "#D55E00",
+    "block": "#56B4E9",
+    "scattered": "#F0E442",
+    "diffuse": "#E6E6E6",
+    "none": "#FFFFFF",
+}
+
+
+def kinds_figure(
+    kinds: np.ndarray,
+    strengths: Float[np.ndarray, "layers H"],
+    details: np.ndarray,
+    *,
+    title: str,
+) -> tuple[Figure, Axes]:
+    """Draw each head's kind in a grid, a row for each layer and a column for each head.
+
+    A cell's colour and letter say its kind (white: a head without weights), the line below what is particular to it and
+    how strong its pattern is.
+
+    Args:
+        kinds: names [layers, H], of head_kinds.KINDS or "none".
+        strengths: the statistic of the kind's own pattern, or evenness, 0 to 1; NaN is not written.
+        details: strings [layers, H]: a diagonal's offset, a vertical head's token; may be empty.
+        title: above the figure.
+    """
+    layers, heads = kinds.shape
+    width = max((figures.PAGE - 0.7) / heads, 0.42)
+    width, height = min(width, 0.9), 0.36
+    colours = np.array([[to_rgb(COLOURS[kind]) for kind in row] for row in kinds])
+    with figures.style():
+        figure = Figure(figsize=(max(width * heads + 0.7, 5.0), height * layers + 1.5))
+        axes = figure.subplots()
+        axes.imshow(colours, aspect="auto", interpolation="nearest")
+        for layer, head in np.ndindex(layers, heads):
+            _write_cell(axes, layer, head, kinds[layer, head], strengths[layer, head], details[layer, head])
+        axes.set_xticks(range(heads))
+        axes.set_yticks(range(layers))
+        axes.set_xticks(np.arange(heads - 1) + 0.5, minor=True)
+        axes.set_yticks(np.arange(layers - 1) + 0.5, minor=True)
+        axes.grid(which="minor", color="white", linewidth=1.5)
+        axes.tick_params(which="both", length=0)
+        axes.spines[:].set_visible(False)
+        axes.set_xlabel("head (numbers: share of attention in the pattern; of scattered and diffuse heads, evenness)")
+        axes.set_ylabel("layer")
+        figure.legend(handles=_legend(kinds), loc="outside lower center", ncols=5, handlelength=1.0)
+        figure.suptitle(title, fontsize=9)
+    return figure, axes
+
+
+def _write_cell(axes, layer, head, kind, strength, detail):
+    luminance = np.dot(to_rgb(COLOURS[kind]), (0.2126, 0.7152, 0.0722))
+    colour = "white" if luminance < 0.35 else "black"
+    letter = "" if kind == "none" else kind[0].upper() if kind != "diffuse" else "–"
+    first = f"{letter} {detail}".strip().replace("-", "−")
+    axes.text(head, layer - 0.05, first, ha="center", va="bottom", fontsize=7, color=colour)
+    if not np.isnan(strength):
+        axes.text(head, layer + 0.05, f"{strength:.2f}", ha="center", va="top", fontsize=6, color=colour)
+
+
+def _legend(kinds: np.ndarray) -> Sequence[Patch]:
+    counted = {kind: int((kinds == kind).sum()) for kind in COLOURS}
+    signs = {kind: "–" if kind == "diffuse" else kind[0].upper() for kind in COLOURS}
+    return [
+        Patch(facecolor=colour, edgecolor="0.6", linewidth=0.4, label=_entry(signs[kind], kind, counted[kind]))
+        for kind, colour in COLOURS.items()
+        if kind != "none" or counted[kind]
+    ]
+
+
+def _entry(sign, kind, count):
+    return f"{sign}  {kind}: {count}" if kind != "none" else f"no weights: {count}"

@@ -1,0 +1,286 @@
+"""Figures of attention matrices (Performer paper, figures 10 to 12); each function returns the Figure and its Axes.
+
+Colours are a scale whose lightness rises all the way (viridis), so that it reads the same in greyscale and
+with any colour vision. Colour bars say what is shown and where the scale was cut.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.colors import Normalize, PowerNorm, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from proteinlm import figures
+
+HIDDEN = "0.82"
+"""Light grey: pairs that have no value."""
+
+LETTERED = 160
+"""Residues whose letters still fit along the side of a page."""
+
+
+def attention_figure(
+    maps: Float[np.ndarray, "layers H L L"],
+    *,
+    name: str,
+    causal: bool,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    num_residues: int | None = None,
+    note: str = "",
+) -> tuple[Figure, np.ndarray]:
+    """Draw attention matrices, a row for each layer and a column for each head (Performer paper, figure 10).
+
+    One colour scale serves all panels. It runs with the square root of the weight, so that diffuse heads are
+    seen beside sharp ones, and ends at the 99.5th percentile of the weights drawn. Kernels whose weights can
+    be negative get a linear scale that says where its ends are.
+
+    Args:
+        maps: weights [layers, heads, query, key] of residues.
+        name: the protein, for the title.
+        causal: whether later residues are hidden; they are drawn grey instead of as zero.
+        layers, heads: the numbers to write beside the panels; None counts from 0.
+        num_residues: of the protein, where the maps are means over cells of residues (`attention_maps.pooled_maps`);
+            None: a cell is a residue.
+        note: a second line of the title; what rows sum to.
+
+    Returns:
+        The Figure, and its Axes as an array [layers, heads].
+    """
+    num_layers, num_heads, cells, _ = maps.shape
+    length = num_residues or cells
+    layers = range(num_layers) if layers is None else layers
+    heads = range(num_heads) if heads is None else heads
+    visible = _visible(cells, causal)
+    norm, label, extend = _weight_scale(maps[:, :, visible])
+    with figures.style():
+        figure, axes = _panels(num_layers, num_heads)
+        image = None
+        for row, layer in enumerate(layers):
+            for column, head in enumerate(heads):
+                panel = axes[row, column]
+                image = _draw_map(panel, maps[row, column], visible, norm, length)
+                panel.set_xticks(_position_ticks(length))
+                panel.set_yticks(_position_ticks(length))
+                panel.tick_params(length=2, pad=1.5, width=0.4)
+                panel.label_outer()
+                if row == 0:
+                    panel.set_title(f"head {head}")
+                if column == 0:
+                    panel.set_ylabel(f"layer {layer}", fontsize=9)
+        assert image is not None
+        bar = figure.colorbar(image, ax=axes, location="top", extend=extend, aspect=60, shrink=0.7, pad=0.02)
+        bar.set_label(label)
+        bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+        hidden = " (grey: later residues, hidden from a causal model)" if causal else ""
+        figure.suptitle(_title(name, length, cells, note), fontsize=9)
+        figure.supxlabel(f"residue attended to, by position{hidden}", fontsize=8)
+        figure.supylabel("attending residue, by position", fontsize=8)
+    return figure, axes
+
+
+def _title(name, length, cells, note):
+    title = f"Attention of {name}, {length:,} residue{'' if length == 1 else 's'}"
+    if cells < length:
+        title += f" (means over cells of {-(-length // cells)} × {-(-length // cells)})"
+    return f"{title}\n{note}" if note else title
+
+
+def _visible(cells, causal):
+    return np.tri(cells, dtype=bool) if causal else np.ones((cells, cells), bool)
+
+
+def _draw_map(panel, weights, visible, norm, length):
+    """Draw one matrix; residues are counted from 1."""
+    image = panel.imshow(
+        np.ma.masked_where(~visible, weights),
+        cmap=colormaps[figures.SEQUENTIAL].with_extremes(bad=HIDDEN), norm=norm,
+        interpolation="antialiased", interpolation_stage="data",
+        extent=(0.5, length + 0.5, length + 0.5, 0.5), rasterized=True,
+    )  # fmt: skip
+    # A margin, so that the frame does not cover the first and last residues.
+    panel.set_xlim(0.5 - 0.015 * length, length + 0.5 + 0.015 * length)
+    panel.set_ylim(length + 0.5 + 0.015 * length, 0.5 - 0.015 * length)
+    panel.spines[:].set(visible=True, linewidth=0.4)
+    return image
+
+
+def heads_figure(
+    maps: Float[np.ndarray, "N L L"],
+    letters: str,
+    *,
+    name: str,
+    causal: bool,
+    labels: Sequence[str],
+    note: str = "",
+) -> tuple[Figure, np.ndarray]:
+    """Draw some heads large, with the residues' letters along both sides (Performer paper, figure 11).
+
+    Each head has a colour scale of its own, as in `attention_figure`. Every tenth residue is numbered at the other two
+    sides. More than LETTERED residues have numbers alone.
+
+    Args:
+        maps: weights [head, query, key] of residues, or means over cells of residues.
+        letters: the residues, one letter each.
+        name: the protein, for the title.
+        causal: whether later residues are hidden; they are drawn grey.
+        labels: what to write above each head.
+        note: a second line of the title; what rows sum to.
+
+    Returns:
+        The Figure, and its Axes as an array [N].
+    """
+    number, cells, _ = maps.shape
+    length = len(letters)
+    visible = _visible(cells, causal)
+    lettered = length <= LETTERED and cells == length
+    # Letters of 4 points at least need as much room; short proteins need no whole page.
+    side = min(max(length * 0.064 if lettered else 0.0, figures.COLUMN), 14.0)
+    columns = min(number, max(1, int(2 * figures.COLUMN // side)))
+    rows = -(-number // columns)
+    with figures.style():
+        size = (max(side * columns + 0.5, figures.PAGE), (side + 1.0) * rows + 0.6)
+        figure = Figure(figsize=size)
+        grid = figure.subplots(rows, columns, squeeze=False)
+        axes = grid.ravel()[:number]
+        for spare in grid.ravel()[number:]:
+            spare.remove()
+        for panel, weights, label in zip(axes, maps, labels, strict=True):
+            norm, scale, extend = _weight_scale(weights[visible])
+            image = _draw_map(panel, weights, visible, norm, length)
+            panel.set_title(label)
+            if lettered:
+                _letter_axes(panel, letters, min(7.0, 0.95 * 72 * side / length))
+            else:
+                panel.set_xticks(_position_ticks(length))
+                panel.set_yticks(_position_ticks(length))
+            panel.set_xlabel("residue attended to" + (" (grey: hidden from a causal model)" if causal else ""))
+            panel.set_ylabel("attending residue")
+            bar = figure.colorbar(image, ax=panel, location="bottom", extend=extend, aspect=50, shrink=0.7, pad=0.02)
+            bar.set_label(scale, fontsize=7)
+            bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+        figure.suptitle(_title(name, length, cells, note), fontsize=9)
+    return figure, axes
+
+
+def _letter_axes(panel: Axes, letters: str, points: float):
+    """Write a letter at each residue below and to the left, and every tenth number above and to the right."""
+    places = range(1, len(letters) + 1)
+    panel.set_xticks(places, list(letters), fontsize=points)
+    panel.set_yticks(places, list(letters), fontsize=points)
+    panel.tick_params(length=0, pad=1)
+    tens = [1, *(place for place in places if place % 10 == 0)]
+    for other in (panel.secondary_xaxis("top"), panel.secondary_yaxis("right")):
+        other.set_ticks(tens)
+        other.tick_params(length=2, width=0.4, labelsize=6, pad=1)
+        other.spines[:].set_visible(False)
+
+
+def lines_figure(
+    maps: Float[np.ndarray, "N T T"],
+    letters: str,
+    *,
+    name: str,
+    causal: bool,
+    labels: Sequence[str],
+    note: str = "",
+) -> tuple[Figure, np.ndarray]:
+    """Draw the attention among the first residues as lines between two columns (Performer paper, figure 12).
+
+    Weights are those of the whole protein, not renormalised over the residues drawn. A line's opacity is its weight
+    over the largest weight drawn of its head, which is written below it; negative weights are drawn dashed in another
+    colour.
+
+    Args:
+        maps: weights [head, query, key] of the first T residues.
+        letters: these residues.
+        name: the protein, for the title.
+        causal: for the title: a causal model's lines go up or across alone.
+        labels: what to write above each head.
+        note: a second line of the title; what rows sum to.
+
+    Returns:
+        The Figure, and its Axes as an array [N].
+    """
+    number, length, _ = maps.shape
+    names = [f"{letter} {place}" for place, letter in enumerate(letters, 1)]
+    with figures.style():
+        width = min(max(figures.COLUMN, 2.4 * number), 2 * figures.PAGE)
+        figure = Figure(figsize=(max(width, figures.PAGE * 0.75), 0.17 * length + 1.5))
+        axes = figure.subplots(1, number, squeeze=False)[0]
+        for panel, weights, label in zip(axes, maps, labels, strict=True):
+            largest = float(np.abs(weights).max())
+            _draw_lines(panel, weights, largest)
+            panel.set_ylim(length + 0.5, 0.5)
+            panel.set_xlim(0, 1)
+            panel.set_yticks(range(1, length + 1), names)
+            other = panel.secondary_yaxis("right")
+            other.set_ticks(range(1, length + 1), names)
+            for side in (panel, other):
+                side.spines[:].set_visible(False)
+                side.tick_params(length=0, pad=2, labelsize=6.5)
+            panel.set_xticks([0, 1], ["attending", "attended to"])
+            panel.tick_params(axis="x", pad=4)
+            full = f"full opacity: {largest:.2g}" if largest else "all weights are 0"
+            panel.set_xlabel(full + (" (dashed: negative)" if (weights < 0).any() else ""))
+            # In two lines: panels are narrow.
+            panel.set_title(label.replace(": ", "\n"), fontsize=8)
+        order = ", none to later residues" if causal else ""
+        title = f"Attention of the first {length} residues of {name}{order}, not renormalised"
+        figure.suptitle(f"{title}\n{note}" if note else title, fontsize=9)
+    return figure, axes
+
+
+def _draw_lines(panel, weights, largest):
+    queries, keys = np.nonzero(weights)
+    # Strong lines last, so that they lie on top.
+    order = np.argsort(np.abs(weights[queries, keys]), kind="stable")
+    queries, keys = queries[order], keys[order]
+    values = weights[queries, keys]
+    for chosen, colour, dashes in (
+        (values > 0, figures.PALETTE[0], "solid"),
+        (values < 0, figures.PALETTE[1], "dashed"),
+    ):
+        ends = [[(0, query + 1), (1, key + 1)] for query, key in zip(queries[chosen], keys[chosen], strict=True)]
+        opacity = np.minimum(np.abs(values[chosen]) / largest, 1.0) if largest else np.zeros(0)
+        colours = [(*to_rgb(colour), value) for value in opacity]
+        panel.add_collection(LineCollection(ends, colors=colours, linewidths=1.2, linestyles=dashes))
+
+
+def _weight_scale(weights):
+    """Return (norm, label of the colour bar, which ends of it are cut)."""
+    low, high = float(weights.min()), float(weights.max())
+    if low < -1e-3 * max(high, 0.0):
+        bottom, top = (float(limit) for limit in np.percentile(weights, (0.25, 99.75)))
+        label = f"attention weight, cut at {bottom:.2g} and {top:.2g} (extremes {low:.2g}, {high:.2g})"
+        return Normalize(bottom, top), label, "both"
+    top = float(np.percentile(weights, 99.5))
+    # Where nearly all weights are 0, the percentile is no limit to draw with.
+    top = top if top > 0.01 * high else high
+    if top <= 0:
+        return Normalize(0, 1), "attention weight (all are 0)", "neither"
+    if top >= high:
+        return PowerNorm(0.5, 0, high), "attention weight (square-root scale)", "neither"
+    label = f"attention weight (square-root scale, cut at the 99.5th percentile, {top:.2g}; largest {high:.2g})"
+    return PowerNorm(0.5, 0, top), label, "max"
+
+
+def _panels(rows, columns):
+    # A panel is as wide as eight of them on a page allow, but never larger than a quarter of the page.
+    side = min((figures.PAGE - 0.8) / columns, figures.PAGE / 4)
+    size = (max(side * columns + 0.8, figures.PAGE / 2 + 0.8), side * rows + 1.35)
+    layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.025, wspace=0.01, hspace=0.01)
+    figure = Figure(figsize=size, layout=layout)
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    return figure, axes
+
+
+def _position_ticks(length):
+    """Return the first residue and two or so round positions: small panels have room for no more."""
+    step = next(step for step in (1, 2, 5, *(m * 10**e for e in range(1, 9) for m in (1, 2, 5))) if 2.5 * step > length)
+    return [1, *(place for place in range(step, length + 1, step) if place > max(1, 0.3 * length))]

@@ -1,0 +1,142 @@
+"""What the rows of an attention matrix sum to, and why where it is not 1.
+
+Nothing in this package renormalises weights: they are shown as the model uses them. So a figure must say what a row
+sums to: it is measured here, by values of 1 (out = A 1), and the mechanism's config says where it is not 1 by design.
+"""
+
+import functools
+import math
+from dataclasses import asdict, dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Bool, Float32, Integer
+
+from proteinlm.analysis.attention_maps import queries_keys
+from proteinlm.data.alphabet import PAD
+from proteinlm.models.attention.base import MechanismConfig
+from proteinlm.models.attention.generalized import SIGNED
+from proteinlm.models.transformer import ProteinLM
+
+NEAR_ONE = 1e-3
+"""A row whose sum is this near 1 sums to 1: float32 sums over thousands of weights round by less."""
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """The sums of the rows of a model's attention matrices, over the tokens of a protein.
+
+    Attributes:
+        mean, least, largest: over tokens, heads and layers.
+        to_one: whether all are 1, but for rounding (`NEAR_ONE`).
+        reason: why, by the mechanism's definition, rows need not sum to 1; "" where they do by design.
+    """
+
+    mean: float
+    least: float
+    largest: float
+    to_one: bool
+    reason: str
+
+    def sentence(self) -> str:
+        """What a figure says of its rows."""
+        if self.to_one:
+            return "each row sums to 1 over all tokens, special ones included"
+        return (
+            f"rows sum to {self.least:.2g} to {self.largest:.2g} (mean {self.mean:.2g}) and are shown as they are: "
+            f"{self.reason or 'it is not known why'}"
+        )
+
+    def to_dict(self) -> dict:
+        """Return the fields for JSON; a number that is not finite becomes None."""
+        return {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in asdict(self).items()
+        }
+
+
+def measure_row_sums(
+    model: ProteinLM, tokens: Integer[np.ndarray, "B L"], *, over: Bool[np.ndarray, "B L"] | None = None
+) -> Float32[np.ndarray, "layers B H L"]:
+    """Return what each row of each attention matrix sums to; NaN for rows of padding.
+
+    Args:
+        model: a causal or bidirectional model.
+        tokens: ids; 0 is padding.
+        over: the columns summed over; None means all.
+
+    Raises:
+        InputError: more tokens than the model's max_length.
+    """
+    q, k = queries_keys(model, tokens)
+    mask = tokens != PAD
+    over = (mask if over is None else over).astype(np.float32)
+    sums = [
+        _layer_row_sums(*nnx.split(model.attention(layer)), q[layer], k[layer], mask, over, causal=model.causal)
+        for layer in range(model.config.num_layers)
+    ]
+    return np.where(mask[None, :, None, :], np.stack(sums), np.float32(np.nan))
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames="causal")
+def _layer_row_sums(graph, state, q, k, mask, over, *, causal):
+    values = jnp.broadcast_to(over[:, :, None, None], (*q.shape[:3], 1))
+    with jax.default_matmul_precision("highest"):
+        sums = nnx.merge(graph, state)(q, k, values, causal=causal, key_mask=mask)
+    return sums[..., 0].transpose(0, 2, 1)
+
+
+def summarise(sums: Float32[np.ndarray, "*rows"], config: MechanismConfig) -> RowSums:
+    """Say of measured sums what they are, and why, by the mechanism's config."""
+    known = sums[~np.isnan(sums)].astype(np.float64)
+    least, largest = float(known.min()), float(known.max())
+    to_one = max(1 - least, largest - 1) <= NEAR_ONE
+    return RowSums(float(known.mean()), least, largest, to_one, why_not_one(config))
+
+
+def why_not_one(config: MechanismConfig) -> str:
+    """Return why rows of this mechanism need not sum to 1, "" where they do (but for a row that sees nothing)."""
+    return _REASONS.get(config.kind, lambda _: "")(config)
+
+
+def _polysketch(config) -> str:
+    if config.nonnegative:
+        return "its denominator is 1 + the sum of scores"
+    return "its denominator is 1 + the sum of scores, which can have any sign"
+
+
+def _linformer(config) -> str:
+    if config.projections == "learned":
+        return "its weights are products with a learned projection, of any sign"
+    return "its weights are products with a random projection, of any sign"
+
+
+def _generalized(config) -> str:
+    if not config.renormalize:
+        return "renormalize is off: weights are the kernel itself"
+    if config.function in SIGNED:
+        return (
+            f"the kernel of {config.function} has any sign, and a sum nearer to 0 than {config.min_denominator:g} is "
+            "moved away from it"
+        )
+    return ""
+
+
+def _favor(config) -> str:
+    if config.features != "trigonometric":
+        return ""
+    return (
+        "trigonometric features estimate weights of any sign, and a sum nearer to 0 than "
+        f"{config.min_denominator:g} is moved away from it"
+    )
+
+
+_REASONS = {
+    "polynomial": lambda _: "its denominator is 1 + the sum of scores",
+    "polysketch": _polysketch,
+    "linformer": _linformer,
+    "generalized": _generalized,
+    "favor": _favor,
+}

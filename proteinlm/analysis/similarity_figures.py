@@ -1,0 +1,122 @@
+"""Figures of amino-acid similarity beside a substitution matrix; each function returns the Figure and its Axes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from proteinlm import figures
+from proteinlm.data.alphabet import STANDARD_RESIDUES
+
+HIDDEN = "0.82"
+"""Light grey: pairs that have no value."""
+
+GROUPS = (
+    ("aliphatic", "ILVMA"),
+    ("aromatic", "FWY"),
+    ("polar", "STNQ"),
+    ("acidic", "DE"),
+    ("basic", "KRH"),
+    ("special", "CGP"),
+)
+"""The 20 amino acids by class; the order of the axes of a similarity matrix."""
+
+
+def similarity_figure(
+    reference: Float[np.ndarray, "a a"],
+    similarity: Float[np.ndarray, "a a"],
+    *,
+    reference_label: str,
+    similarity_label: str,
+    title: str | None = None,
+    order: Sequence[int] | None = None,
+) -> tuple[Figure, np.ndarray]:
+    """Draw a substitution matrix and a model's amino-acid similarity side by side (Performer paper, figure
+    13).
+
+    The amino acids stand in classes, divided by lines, or in an order that is given, the same for both; then a mark
+    above each says its class. Each matrix has its own scale, over its off-diagonal
+    values; the diagonal, 1 by definition, is grey.
+
+    Args:
+        reference, similarity: [20, 20] in the order of alphabet.STANDARD_RESIDUES; NaN is drawn grey.
+        reference_label, similarity_label: what the two colour bars say.
+        title: a line above both.
+        order: all 20 amino acids by their places in STANDARD_RESIDUES (`clustering.clustered_order`); None: by class.
+
+    Returns:
+        The Figure, and its two Axes.
+    """
+    by_class = order is None
+    order = [STANDARD_RESIDUES.index(letter) for _, group in GROUPS for letter in group] if order is None else order
+    letters = [STANDARD_RESIDUES[index] for index in order]
+    cmap = colormaps[figures.SEQUENTIAL].with_extremes(bad=HIDDEN)
+    with figures.style():
+        figure = Figure(figsize=(figures.PAGE, 4.0))
+        axes = figure.subplots(1, 2)
+        for panel, matrix, label in zip(
+            axes, (reference, similarity), (reference_label, similarity_label), strict=True
+        ):
+            values = np.array(matrix, np.float64)[np.ix_(order, order)]
+            np.fill_diagonal(values, np.nan)
+            image = panel.imshow(np.ma.masked_invalid(values), cmap=cmap)
+            panel.set_xticks(range(len(letters)), letters)
+            panel.set_yticks(range(len(letters)), letters)
+            panel.spines[["top", "right"]].set_visible(True)
+            panel.tick_params(length=0, pad=2)
+            if by_class:
+                _draw_groups(panel)
+            else:
+                _mark_classes(panel, letters)
+            bar = figure.colorbar(
+                image,
+                ax=panel,
+                location="bottom",
+                aspect=30,
+                fraction=0.05,
+                pad=0.02,
+                shrink=0.8,
+                label=label,
+            )
+            bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+        if title:
+            figure.suptitle(title, fontsize=9)
+    return figure, axes
+
+
+def _draw_groups(panel: Axes):
+    start = 0
+    for name, group in GROUPS:
+        stop = start + len(group)
+        if start:
+            panel.axhline(start - 0.5, color="white", linewidth=1)
+            panel.axvline(start - 0.5, color="white", linewidth=1)
+        panel.text((start + stop - 1) / 2, -0.8, name, ha="center", va="bottom", fontsize=6.5)
+        start = stop
+
+
+MARKS = ("o", "^", "s", "v", "P", "x")
+"""A shape for each of GROUPS, beside its colour: classes are told apart in greyscale."""
+
+
+def _mark_classes(panel: Axes, letters: Sequence[str]):
+    """Mark each column by its amino acid's class, and say above which mark is which."""
+    for (name, group), mark, colour in zip(GROUPS, MARKS, figures.PALETTE, strict=False):
+        places = [place for place, letter in enumerate(letters) if letter in group]
+        panel.plot(
+            places,
+            [-1.1] * len(places),
+            mark,
+            color=colour,
+            markersize=3.5,
+            clip_on=False,
+            linestyle="none",
+            label=name,
+        )
+    panel.set_ylim(len(letters) - 0.5, -0.5)
+    panel.legend(
+        loc="lower center", bbox_to_anchor=(0.5, 1.05), ncols=3, fontsize=6.5, handletextpad=0.1, columnspacing=1.0
+    )
