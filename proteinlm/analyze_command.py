@@ -10,6 +10,7 @@ import numpy as np
 from proteinlm.analysis.analyze import analyze_head_kinds, analyze_protein, analyze_similarity
 from proteinlm.analysis.analyze_structure import analyze_structure
 from proteinlm.analysis.analyze_windows import analyze_windows
+from proteinlm.analysis.interactive import TooLargeError, analyze_interactive
 from proteinlm.analysis.proteins import BPT1_BOVIN
 from proteinlm.analyze_options import Analyze, Part
 from proteinlm.checkpoint import Run, load_run
@@ -79,17 +80,22 @@ def _shown(part: Part) -> Iterator[None]:
 
 def _maps(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path) -> None:
     name, sequence = _protein(given.protein, dataset)
-    analyze_protein(run.model, sequence, output, name=name, layers=given.layers or None, heads=given.heads or None)
+    layers, heads = given.layers or None, given.heads or None
+    analyze_protein(run.model, sequence, output, name=name, layers=layers, heads=heads)
+    try:
+        analyze_interactive(run.model, sequence, output, name=name, layers=layers, heads=heads)
+    except TooLargeError as error:
+        print(f"attention.html is left out: {error}", file=sys.stderr)
 
 
 def _kinds(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path) -> None:
     number = min(given.sequences, MOST_FOR_KINDS)
-    analyze_head_kinds(run.model, _sequences(dataset, given.split, number, run), output, asked=number)
+    analyze_head_kinds(run.model, _sequences(dataset, given.split, number, run), output)
 
 
 def _similarity(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path) -> None:
     sequences = _sequences(dataset, given.split, given.sequences, run)
-    analyze_similarity(run.model, sequences, output, blosum=given.blosum, order=given.order, asked=given.sequences)
+    analyze_similarity(run.model, sequences, output, blosum=given.blosum, order=given.order)
 
 
 def _windows(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path) -> None:

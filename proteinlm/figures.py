@@ -12,6 +12,8 @@ import matplotlib
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 SEQUENTIAL = "viridis"
 DIVERGING = "RdBu_r"
+# Light grey: what has no value.
+HIDDEN = "0.82"
 
 # Widths in inches of one and two columns of a journal page.
 COLUMN = 3.5

@@ -21,7 +21,8 @@ from proteinlm.trackers import Tracker, tagged
 
 METRICS_FILE = "metrics.jsonl"
 TEXT_FILE = "train.log"
-console = Console(stderr=True)
+# Plain lines in notebooks too: what moves there wants a widget.
+console = Console(stderr=True, force_jupyter=False)
 
 
 def print_table(table: Table) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from proteinlm.analysis import contact_plots, contacts
+from proteinlm.analysis import contact_figures, contacts
 from proteinlm.analysis.attention_maps import attention_map
 from proteinlm.analysis.proteins import read_protein
 from proteinlm.analysis.structures import Chain, Placement, place_chain, read_chain
@@ -126,12 +126,12 @@ def analyze_structure(
     stem = Path(output) / "contacts"
     with whole_file(stem.with_suffix(".npz"), "wb") as handle:
         np.savez_compressed(handle, **arrays)
-    figure, _ = contact_plots.contact_figure(
+    figure, _ = contact_figures.contact_figure(
         arrays["contacts"], judged.placement.resolved, predicted, name=judged.name, predictor=predictor
     )
     files = save_figure(figure, stem)
     long_range = by_head["corrected"][:, 0, 0].reshape(layers, heads)
-    figure, _ = contact_plots.precision_figure(
+    figure, _ = contact_figures.precision_figure(
         table, long_range, name=judged.name,
         note=f"best head chosen on {where}; L = {judged.pairs.num_resolved} resolved residues",
     )  # fmt: skip

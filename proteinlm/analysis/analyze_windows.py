@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer
 
-from proteinlm.analysis import interactions, window_plots
+from proteinlm.analysis import interactions, window_figures
 from proteinlm.analysis.windows import WindowAttention, read_window, shares, window_attention
 from proteinlm.data import alphabet
 from proteinlm.errors import InputError
@@ -93,10 +93,10 @@ def analyze_windows(
     control_share = _mean_shares(every_control)
     # With residues shuffled every draw has the proteins of the window in their places, and the mean of all is drawn.
     beside, beside_scores = _control_of(shown, every_control, control_scores, len(windows), control)
-    figure, _ = window_plots.share_figure(share, even, num_windows=len(found), causal=model.causal)
+    figure, _ = window_figures.share_figure(share, even, num_windows=len(found), causal=model.causal)
     files = save_figure(figure, stem.with_name("windows_shares"))
     one = found[shown].window
-    figure, _ = window_plots.score_figure(
+    figure, _ = window_figures.score_figure(
         interactions.mean_over_heads(scores[shown]), beside_scores,
         lengths=one.stops - one.starts, control_lengths=beside.window.stops - beside.window.starts,
         name=f"window {shown}", null=NULLS[control], causal=model.causal, labels=names[shown] if names else None,

@@ -17,9 +17,6 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from proteinlm import figures
 
-HIDDEN = "0.82"
-"""Light grey: pairs that have no value."""
-
 LETTERED = 160
 """Residues whose letters still fit along the side of a page."""
 
@@ -99,7 +96,7 @@ def _draw_map(panel, weights, visible, norm, length):
     """Draw one matrix; residues are counted from 1."""
     image = panel.imshow(
         np.ma.masked_where(~visible, weights),
-        cmap=colormaps[figures.SEQUENTIAL].with_extremes(bad=HIDDEN), norm=norm,
+        cmap=colormaps[figures.SEQUENTIAL].with_extremes(bad=figures.HIDDEN), norm=norm,
         interpolation="antialiased", interpolation_stage="data",
         extent=(0.5, length + 0.5, length + 0.5, 0.5), rasterized=True,
     )  # fmt: skip

@@ -11,9 +11,6 @@ from matplotlib.figure import Figure
 from proteinlm import figures
 from proteinlm.data.alphabet import STANDARD_RESIDUES
 
-HIDDEN = "0.82"
-"""Light grey: pairs that have no value."""
-
 GROUPS = (
     ("aliphatic", "ILVMA"),
     ("aromatic", "FWY"),
@@ -53,7 +50,7 @@ def similarity_figure(
     by_class = order is None
     order = [STANDARD_RESIDUES.index(letter) for _, group in GROUPS for letter in group] if order is None else order
     letters = [STANDARD_RESIDUES[index] for index in order]
-    cmap = colormaps[figures.SEQUENTIAL].with_extremes(bad=HIDDEN)
+    cmap = colormaps[figures.SEQUENTIAL].with_extremes(bad=figures.HIDDEN)
     with figures.style():
         figure = Figure(figsize=(figures.PAGE, 4.0))
         axes = figure.subplots(1, 2)

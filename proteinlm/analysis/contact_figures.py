@@ -12,7 +12,6 @@ from matplotlib.patches import Patch
 
 from proteinlm import figures
 from proteinlm.analysis.contacts import CLOSEST, CUTS, RANGES
-from proteinlm.analysis.plots import HIDDEN
 
 RIGHT, WRONG = figures.PALETTE[0], figures.PALETTE[4]
 """Blue and orange: dark and light in greyscale too."""
@@ -47,8 +46,8 @@ def contact_figure(
         figure = Figure(figsize=(side, side + 0.75))
         panel = figure.subplots()
         for start, stop in _runs(~resolved):
-            panel.axhspan(start + 0.5, stop + 0.5, color=HIDDEN, linewidth=0, zorder=0)
-            panel.axvspan(start + 0.5, stop + 0.5, color=HIDDEN, linewidth=0, zorder=0)
+            panel.axhspan(start + 0.5, stop + 0.5, color=figures.HIDDEN, linewidth=0, zorder=0)
+            panel.axvspan(start + 0.5, stop + 0.5, color=figures.HIDDEN, linewidth=0, zorder=0)
         # A mark as large as its cell, but never too small to see.
         points = max(0.8 * (side - 0.7) * 72 / length, 1.6)
         panel.scatter(low + 1, high + 1, s=points**2, marker="s", color="0.25", linewidths=0)
@@ -70,7 +69,7 @@ def contact_figure(
             for marker, colour, label in marks
         ]
         if not resolved.all():
-            handles.append(Patch(color=HIDDEN, label="not resolved"))
+            handles.append(Patch(color=figures.HIDDEN, label="not resolved"))
         figure.legend(handles=handles, loc="outside lower center", ncols=2, columnspacing=1.5, handletextpad=0.4)
         panel.set_title(f"Contacts of {name}\nabove: {len(predicted)} highest pairs of {predictor}", fontsize=9)
     return figure, panel
@@ -100,7 +99,7 @@ def precision_figure(
     values = np.stack([np.asarray(rows).reshape(-1) for rows in table.values()])
     both = np.concatenate([values.ravel(), by_head.ravel()])
     top = float(np.nanmax(both)) if np.isfinite(both).any() else 1.0
-    cmap = colormaps[figures.SEQUENTIAL].with_extremes(bad=HIDDEN)
+    cmap = colormaps[figures.SEQUENTIAL].with_extremes(bad=figures.HIDDEN)
     num_layers, num_heads = by_head.shape
     height = 1.65 + max(0.28 * len(table) + 0.3, min(0.22 * num_layers, 5))
     with figures.style():

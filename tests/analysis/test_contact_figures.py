@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from structure_files import hairpin
 
-from proteinlm.analysis import contact_plots, contacts
+from proteinlm.analysis import contact_figures, contacts
 
 
 def test_true_contacts_lie_below_and_predictions_above():
@@ -10,7 +10,7 @@ def test_true_contacts_lie_below_and_predictions_above():
     places[3] = np.nan
     touching = contacts.contact_map(places)
     predicted = np.array([(0, 29), (28, 1), (0, 20), (5, 24)])
-    _, panel = contact_plots.contact_figure(
+    _, panel = contact_figures.contact_figure(
         touching, ~np.isnan(places).any(1), predicted, name="hairpin", predictor="a head"
     )
     true, right, wrong = (collection.get_offsets() for collection in panel.collections)
@@ -30,7 +30,7 @@ def test_the_table_prints_what_it_is_given(layers):
     table = {"chance": np.full((3, 3), 0.05), "best": np.arange(9).reshape(3, 3) / 10}
     table["best"][2, 2] = np.nan
     by_head = np.linspace(0, 0.5, layers * 12).reshape(layers, 12)
-    _, (left, right) = contact_plots.precision_figure(table, by_head, name="p")
+    _, (left, right) = contact_figures.precision_figure(table, by_head, name="p")
     printed = [text.get_text() for text in left.texts]
     assert printed[:18] == ["0.05"] * 9 + [f"{v / 10:.2f}" for v in range(8)] + ["–"]
     assert [text.get_text() for text in left.get_yticklabels()] == ["chance", "best"]

@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from proteinlm.analysis import window_plots
+from proteinlm.analysis import window_figures
 
 
 @pytest.mark.parametrize(("causal", "seen"), [(False, "other proteins"), (True, "earlier proteins")])
 def test_shares_are_drawn_in_percent_and_printed(causal, seen):
     shares = np.random.default_rng(0).dirichlet(np.ones(3), (2, 4))
     shares[1, 2] = np.nan
-    figure, axes = window_plots.share_figure(shares, np.array([0.3, 0.65, 0.05]), num_windows=1, causal=causal)
+    figure, axes = window_figures.share_figure(shares, np.array([0.3, 0.65, 0.05]), num_windows=1, causal=causal)
     for place, panel in enumerate(axes):
         drawn = panel.images[0].get_array()
         np.testing.assert_allclose(drawn.filled(np.nan), 100 * shares[..., place])
@@ -21,7 +21,7 @@ def test_shares_are_drawn_in_percent_and_printed(causal, seen):
 
 
 def test_many_heads_are_drawn_without_numbers():
-    _, axes = window_plots.share_figure(np.full((36, 16, 3), 1 / 3), np.ones(3) / 3, num_windows=2, causal=False)
+    _, axes = window_figures.share_figure(np.full((36, 16, 3), 1 / 3), np.ones(3) / 3, num_windows=2, causal=False)
     assert not axes[0].texts
 
 
@@ -30,7 +30,7 @@ def test_scores_share_a_scale_that_is_even_about_one(causal):
     rng = np.random.default_rng(1)
     scores, control = np.exp(rng.normal(size=(4, 4))), np.exp(0.1 * rng.normal(size=(3, 3)))
     scores[0, 1], scores[1, 2] = np.nan, -0.5
-    figure, (left, right) = window_plots.score_figure(
+    figure, (left, right) = window_figures.score_figure(
         scores, control, lengths=np.array([20, 30, 40, 50]), control_lengths=np.array([25, 35, 45]),
         name="window 3", null="residues shuffled", causal=causal,
     )  # fmt: skip
@@ -51,7 +51,7 @@ def test_scores_share_a_scale_that_is_even_about_one(causal):
 
 
 def test_names_of_proteins_are_written_where_they_belong():
-    _, (left, right) = window_plots.score_figure(
+    _, (left, right) = window_figures.score_figure(
         np.ones((2, 2)), np.ones((3, 3)), lengths=np.array([20, 30]), control_lengths=np.array([20, 30, 9]),
         name="w", null="n", causal=False, labels=["P1", "P2"],
     )  # fmt: skip

@@ -9,7 +9,6 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from proteinlm import figures
-from proteinlm.analysis.plots import HIDDEN
 
 
 def share_figure(
@@ -31,7 +30,7 @@ def share_figure(
         The Figure, and its three Axes.
     """
     num_layers, num_heads, _ = shares.shape
-    cmap = colormaps[figures.SEQUENTIAL].with_extremes(bad=HIDDEN)
+    cmap = colormaps[figures.SEQUENTIAL].with_extremes(bad=figures.HIDDEN)
     width = min(figures.PAGE, max(4.8, 3 * 0.3 * num_heads + 1.6))
     with figures.style():
         figure = Figure(figsize=(width, max(min(0.3 * num_layers, 6), 0.9) + 1.6))
@@ -88,7 +87,7 @@ def score_figure(
     Returns:
         The Figure, and its two Axes.
     """
-    cmap = colormaps[figures.SEQUENTIAL].with_extremes(bad=HIDDEN)
+    cmap = colormaps[figures.SEQUENTIAL].with_extremes(bad=figures.HIDDEN)
     # A score of 0 or less (kernels whose weights can be negative) is drawn at the bottom of the scale.
     drawn = [np.log2(np.where(matrix > 2**-6, matrix, np.where(np.isnan(matrix), np.nan, 2**-6)))
              for matrix in (scores, control)]  # fmt: skip
