@@ -32,6 +32,7 @@ TESTED_ELSEWHERE = {
     f"data/{name}.py": "data/test_ingest.py"
     for name in ("ingest_config", "intake", "local_engine", "stages", "processes", "summary")
 } | {
+    "analyze_options.py": "test_analyze_command.py",
     "window.py": "test_resume.py",
     "data/decisions.py": "data/test_split_identity.py",
     "data/pfam_counts.py": "data/test_pfam_join.py",
