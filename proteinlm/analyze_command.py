@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from proteinlm.analysis.analyze_structure import analyze_structure
 from proteinlm.analysis.analyze_windows import analyze_windows
 from proteinlm.analysis.interactive import TooLargeError, analyze_interactive
 from proteinlm.analysis.proteins import BPT1_BOVIN
+from proteinlm.analysis.windows import holds_several
 from proteinlm.analyze_options import Analyze, Part
 from proteinlm.checkpoint import Run, load_run
 from proteinlm.data.batches import evaluation_batches
@@ -105,8 +107,19 @@ def _windows(given: Analyze, run: Run, dataset: ProteinDataset | None, output: P
             f"{run.name} was trained with batches.form {run.config.batches.form}, and the part windows is about "
             "concatenated sequences: name a run with batches.form concat."
         )
-    batches = evaluation_batches(dataset, run.config.batches, given.split, limit=given.windows)
-    analyze_windows(run.model, [row for batch in batches for row in batch["tokens"] if row.any()], output)
+    batches = evaluation_batches(dataset, run.config.batches, given.split)
+    windows = list(islice((row for batch in batches for row in batch["tokens"] if holds_several(row)), given.windows))
+    if not windows:
+        raise InputError(
+            f"no window of {run.config.batches.length} tokens of {given.split} holds two proteins: name another split."
+        )
+    if len(windows) < given.windows:
+        print(
+            f"{given.split} has {len(windows)} windows with two proteins or more; all are used (--windows asked for "
+            f"{given.windows})",
+            file=sys.stderr,
+        )
+    analyze_windows(run.model, windows, output)
 
 
 def _structure(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path) -> None:

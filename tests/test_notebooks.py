@@ -56,5 +56,5 @@ def test_attention_and_similarity_of_a_run_of_ones_own(tmp_path, tiny_runs):
 @pytest.mark.slow
 def test_long_sequences_of_a_run_of_ones_own(tmp_path, tiny_runs):
     kinds, printed = execute("05_long_sequences", with_runs(tiny_runs, tmp_path, "concat"))
-    assert "2 windows of 128 tokens" in printed
+    assert "2 windows of 128 tokens, each with two proteins" in printed
     assert kinds.count("image/png") == 2

@@ -69,6 +69,12 @@ class WindowAttention:
     even: Float64[np.ndarray, "3"]
 
 
+def holds_several(tokens: Integer[np.ndarray, " L"]) -> bool:
+    """Whether a window has two proteins, the last token aside, which a causal model does not read."""
+    residue = np.concatenate([[False], tokens[:-1] >= alphabet.FIRST_RESIDUE])
+    return int((residue[1:] & ~residue[:-1]).sum()) > 1
+
+
 def read_window(model: ProteinLM, tokens: Integer[np.ndarray, " L"], *, name: str = "the window") -> Window:
     """Turn a window into what the model reads, and find its proteins.
 

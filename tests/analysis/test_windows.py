@@ -174,3 +174,11 @@ def test_heads_that_give_nothing_have_no_shares(make_model, tokens):
     np.testing.assert_allclose(windows.shares(found), np.broadcast_to([1, 0, 0], (2, 2, 3)))
     silent = windows.WindowAttention(**{**vars(found), "sums": 0 * found.sums})
     assert np.isnan(windows.shares(silent)).all()
+
+
+@pytest.mark.parametrize(
+    ("letters", "several"), [("MK|VL", True), ("MKVL", False), ("MKV|L", False), ("|MKVL", False), ("", False)]
+)
+def test_a_window_of_several_proteins_is_told(letters, several):
+    tokens = np.array([alphabet.EOS if x == "|" else alphabet.encode(x.encode())[0] for x in letters], np.uint8)
+    assert windows.holds_several(tokens) == several
