@@ -71,7 +71,8 @@ def contact_figure(
         if not resolved.all():
             handles.append(Patch(color=figures.HIDDEN, label="not resolved"))
         figure.legend(handles=handles, loc="outside lower center", ncols=2, columnspacing=1.5, handletextpad=0.4)
-        panel.set_title(f"Contacts of {name}\nabove: {len(predicted)} highest pairs of {predictor}", fontsize=9)
+        title = f"Contacts of {name}\nabove the diagonal: the {len(predicted)} highest pairs of\n{predictor}"
+        panel.set_title(title, fontsize=9)
     return figure, panel
 
 
