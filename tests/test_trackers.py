@@ -84,7 +84,7 @@ def test_tensorboard_drops_what_happens_again(tmp_path, monkeypatch):
         tracker.close()
     folder = str(tmp_path / "tensorboard")
     assert calls == [
-        (folder, None), ("valid/loss", 1.5, 1), "closed", (folder, 4), ("valid/loss", 1.5, 4), "closed",
+        (folder, 1), ("valid/loss", 1.5, 1), "closed", (folder, 4), ("valid/loss", 1.5, 4), "closed",
     ]  # fmt: skip
 
 
