@@ -35,8 +35,8 @@ _FILES = {
     "`environment.json`": "each start of the run: step, command, versions, git commit, machine, devices",
     "`metrics.jsonl`": (
         'one line an event; "kind" is train (sums over the steps since the last line), valid (residues of valid, no '
-        "dropout), skipped (a step whose loss or gradient was not finite), not_finite (one that ended the run) or resume "
-        "(a start that is not exact)"
+        "dropout), skipped (a step whose loss or gradient was not finite), not_finite (one that ended the run) or "
+        "resume (a start that is not exact)"
     ),
     "`train.log`": "what was said on the terminal, with times",
     "`checkpoints/STEP/`": (

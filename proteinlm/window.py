@@ -30,6 +30,7 @@ class _Flight:
         host: that the host needed to send it off.
         ended: when it was through, if that was so at once (as on a CPU), else None.
         timed: whether its time is that of a step, not of a compilation.
+        fresh: whether nothing was in flight before it.
     """
 
     step: int
@@ -38,6 +39,7 @@ class _Flight:
     host: float
     ended: float | None
     timed: bool
+    fresh: bool
 
 
 class Window:
@@ -67,7 +69,7 @@ class Window:
         self._rate = math.nan
         self._seconds = self._host = 0.0
         self._tokens_timed = 0
-        self._since = self._sent = time.monotonic()
+        self.pause()
 
     def unfinished(self) -> dict[str, float]:
         """Return in JSON's types the sums that are in no line of the log yet; {} where there are none."""
@@ -79,6 +81,7 @@ class Window:
     def pause(self) -> None:
         """Leave out the time since the last step, when something else was done; no step may be in flight."""
         self._since = self._sent = time.monotonic()
+        self._fresh = True
 
     def prepare(self, program: Any) -> None:
         """Hear which program comes next; one that was not seen before is compiled, which is no time of a step."""
@@ -90,11 +93,10 @@ class Window:
     def launch(self, step: int, batch: int, metrics: dict) -> None:
         """Take a step that was sent off, with the number of its batch and its metrics; settle the one before."""
         now = time.monotonic()
-        flight = _Flight(
-            step, batch, metrics, now - self._sent, now if metrics["loss"].is_ready() else None, not self._compiles
-        )
+        ended = now if metrics["loss"].is_ready() else None
+        flight = _Flight(step, batch, metrics, now - self._sent, ended, not self._compiles, self._fresh)
         self.settle()
-        self._flight, self._compiles = flight, False
+        self._flight, self._compiles, self._fresh = flight, False, False
         self._sent = time.monotonic()
 
     def settle(self) -> None:
@@ -105,6 +107,7 @@ class Window:
         if self._flight is None:
             return
         flight, self._flight = self._flight, None
+        waits = not flight.metrics["loss"].is_ready()
         step, values = flight.step, jax.device_get(flight.metrics)
         if not all(math.isfinite(float(values[name])) for name in _FINITE):
             self._skip(step, flight.batch, values)
@@ -112,7 +115,7 @@ class Window:
             self._steps += 1
             self._sums += Sums(*(float(values[name]) for name in _SUMS))
         self._tokens += int(values["tokens"])
-        self._measure(flight, int(values["tokens"]))
+        self._measure(flight, int(values["tokens"]), waits)
         due = step % self._config.log_every == 0 or step == self._config.num_steps
         rate = self._tokens_timed / max(self._seconds, self._host) if self._tokens_timed else math.nan
         if due and self._tokens_timed:
@@ -121,10 +124,12 @@ class Window:
         if due:
             self._write(step, values, rate)
 
-    def _measure(self, flight: _Flight, tokens: int) -> None:
+    def _measure(self, flight: _Flight, tokens: int, waits: bool) -> None:
         ended = time.monotonic() if flight.ended is None else flight.ended
         if flight.timed:
-            self._seconds += ended - self._since
+            # A first step that ended before the next was sent off: when, nobody saw.
+            late = flight.fresh and flight.ended is None and not waits
+            self._seconds += flight.host if late else ended - self._since
             self._host += flight.host
             self._tokens_timed += tokens
         self._since = ended
