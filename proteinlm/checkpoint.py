@@ -9,7 +9,6 @@ import contextlib
 import json
 import logging
 import math
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +19,13 @@ import orbax.checkpoint as ocp
 from flax import nnx
 from jax.sharding import Mesh
 
-from proteinlm import sharding
+from proteinlm import processes, sharding
 from proteinlm.config import Config
 from proteinlm.errors import InputError
 from proteinlm.files import whole_file
 from proteinlm.models.transformer import ProteinLM
-
-CONFIG_FILE = "config.json"
-RUN_FILE = "run.json"
-CHECKPOINTS = "checkpoints"
+from proteinlm.run_folder import CHECKPOINTS, numbered, read_run_files
+from proteinlm.storage_errors import full_disk_is_said, of_main_thread, quiet_callbacks, reason_of
 
 
 def named_arrays(tree: Any) -> dict[str, Any]:
@@ -87,7 +84,7 @@ class Checkpoints:
             read_only: for evaluation and analysis, beside a run that may still be training.
         """
         self._folder = (Path(run) / CHECKPOINTS).absolute()
-        self._keep_best = keep_best
+        self._keep_best, self._read_only = keep_best, read_only
         self._writing: int | None = None
         self._whole: list[int] = []
         policies = ocp.checkpoint_managers
@@ -109,9 +106,10 @@ class Checkpoints:
             "data": ocp.JsonCheckpointHandler(),
             "config": ocp.JsonCheckpointHandler(),
         }
-        with _full_disk_is_said(f"folder {self._folder}", []):
+        self._check_losses()
+        with full_disk_is_said(f"folder {self._folder}", []):
             self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
-        logging.getLogger("absl").addFilter(_of_main_thread)
+        logging.getLogger("absl").addFilter(of_main_thread)
 
     def steps(self) -> list[int]:
         """Return the steps that have a whole checkpoint, ascending; one that is being written is waited for."""
@@ -131,6 +129,19 @@ class Checkpoints:
     def _losses(self) -> dict[int, float]:
         metrics = {step: self._manager.metrics(step) for step in self.steps()}
         return {step: _loss(values) for step, values in metrics.items() if values}
+
+    def score(self, step: int, loss: float) -> None:
+        """Give a checkpoint its loss on valid, where it was saved before it was evaluated; all processes call it."""
+        self.wait()
+        path = self._folder / str(step) / "metrics" / "metrics"
+
+        def write() -> None:
+            with whole_file(path) as handle:
+                handle.write(json.dumps({"loss": loss}))
+
+        if math.isfinite(loss):
+            processes.first_alone(write)
+            self._manager.reload()
 
     def save(
         self, step: int, state: dict[str, Any], data: dict, config: Config, valid_loss: float | None = None
@@ -159,7 +170,7 @@ class Checkpoints:
         )
         self._whole = self.steps()
         metrics = None if valid_loss is None or not math.isfinite(valid_loss) else {"loss": valid_loss}
-        with _full_disk_is_said(f"checkpoint of step {step} in {self._folder}", self._whole):
+        with full_disk_is_said(f"checkpoint of step {step} in {self._folder}", self._whole):
             self._writing = step
             self._manager.save(step, args=items, metrics=metrics)
 
@@ -169,7 +180,7 @@ class Checkpoints:
             return
         step, self._writing = self._writing, None
         try:
-            with _full_disk_is_said(f"checkpoint of step {step} in {self._folder}", self._whole):
+            with full_disk_is_said(f"checkpoint of step {step} in {self._folder}", self._whole):
                 self._manager.wait_until_finished()
         except InputError:
             # Those that were to go when this one is whole are still there.
@@ -187,8 +198,8 @@ class Checkpoints:
 
     def position(self, step: int) -> dict:
         """Return the position in the data that was saved with a step."""
-        self.wait()
-        return self._manager.restore(step, args=ocp.args.Composite(data=ocp.args.JsonRestore()))["data"]
+        with self._reading(step, "data"):
+            return self._manager.restore(step, args=ocp.args.Composite(data=ocp.args.JsonRestore()))["data"]
 
     def restore_model(self, step: int, template: Any) -> Any:
         """Return the model's tree of a step alone; errors as for `restore`."""
@@ -196,20 +207,68 @@ class Checkpoints:
 
     def config(self, step: int) -> Config:
         """Return the config that a step was trained with, read strictly."""
-        self.wait()
-        saved = self._manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore()))["config"]
+        with self._reading(step, "config"):
+            saved = self._manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore()))["config"]
         return Config.from_json(json.dumps(saved), f"checkpoint {self._folder / str(step)}")
 
     def _read(self, step: int, item: str, template: dict[str, Any]) -> dict[str, Any]:
-        self.wait()
         source = f"checkpoint {self._folder / str(step)}"
-        metadata: Any = self._manager.item_metadata(step)[item]
-        found = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in metadata.items()}
-        # Shapes are compared before anything is read: Orbax would otherwise cut or pad in silence.
-        with_named_arrays(template, found, source)
-        wanted = {name: _abstract(leaf) for name, leaf in named_arrays(template).items()}
-        restored = self._manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(wanted)}))
-        return with_named_arrays(template, restored[item], source)
+        with self._reading(step, item):
+            metadata: Any = self._manager.item_metadata(step)[item]
+            found = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in metadata.items()}
+            # Shapes are compared before anything is read: Orbax would otherwise cut or pad in silence.
+            with_named_arrays(template, found, source)
+            wanted = {name: _abstract(leaf) for name, leaf in named_arrays(template).items()}
+            restored = self._manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(wanted)}))
+            return with_named_arrays(template, restored[item], source)
+
+    @contextlib.contextmanager
+    def _reading(self, step: int, item: str) -> Iterator[None]:
+        """Say in one sentence what cannot be read of a checkpoint: Orbax and TensorStore raise what they come across.
+
+        There is no going back to the checkpoint before without a word: that is for the user to decide.
+        """
+        self.wait()
+        folder = self._folder / str(step)
+        if not any((folder / name).is_dir() for name in ("model", "rest", "data", "config")):
+            raise self._unreadable(step, "there is no checkpoint in it")
+        needed = item if item in ("data", "config") else f"{item}/_METADATA"
+        if not (folder / needed).exists():
+            raise self._unreadable(step, f"it has no {needed}")
+        try:
+            with quiet_callbacks():
+                yield
+        except InputError:
+            raise
+        except (KeyError, ValueError, AttributeError, FileNotFoundError) as error:
+            if any(word in f"{error}" for word in ("PERMISSION_DENIED", "RESOURCE_EXHAUSTED")):
+                raise
+            raise self._unreadable(step, reason_of(error, folder)) from error
+
+    def _unreadable(self, step: int, reason: str) -> InputError:
+        others = [other for other in numbered(self._folder) if other != step]
+        before = [other for other in others if other < step]
+        if self._read_only:
+            there = f"there {'is' if len(others) == 1 else 'are'} {', '.join(map(str, others))}"
+            advice = f"name another step with --step ({there})" if others else "there is no other one"
+        elif before:
+            advice = f"remove or move that folder, and the same command goes on from step {before[-1]}, the one before"
+        else:
+            advice = "remove or move that folder, and the same command begins anew: there is none before it"
+        return InputError(f"checkpoint {self._folder / str(step)} cannot be read ({reason}): {advice}.")
+
+    def _check_losses(self) -> None:
+        """Refuse a loss on valid that is no longer JSON: Orbax reads all of them when it opens the folder."""
+        for step in numbered(self._folder):
+            path = self._folder / str(step) / "metrics" / "metrics"
+            try:
+                if path.is_file():
+                    _loss(json.loads(path.read_text(encoding="utf-8")))
+            except (ValueError, KeyError, TypeError) as error:
+                raise InputError(
+                    f"{path}, the loss on valid at step {step}, is damaged ({error!r}): remove that file; the "
+                    "checkpoint itself can still be read, but is no longer compared with others."
+                ) from error
 
     def close(self) -> None:
         """Finish what is being written and release the folder."""
@@ -217,31 +276,7 @@ class Checkpoints:
             self.wait()
         finally:
             self._manager.close()
-            logging.getLogger("absl").removeFilter(_of_main_thread)
-
-
-def _of_main_thread(record: logging.LogRecord) -> bool:
-    """Drop what threads of Orbax log while they write: errors, with pages of traceback, that `wait` raises anyway."""
-    return record.thread == threading.main_thread().ident
-
-
-@contextlib.contextmanager
-def _full_disk_is_said(what: str, whole: list[int]) -> Iterator[None]:
-    """Turn the many errors of a full disk (TensorStore's are ValueErrors, with pages of traceback logged) into one."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    except Exception as error:
-        text = f"{error}"
-        if not any(word in text for word in ("No space left", "RESOURCE_EXHAUSTED", "Disk quota exceeded")):
-            raise
-        kept = f"the newest whole one is of step {whole[-1]}" if whole else "there is none before it"
-        raise InputError(
-            f"the disk is full: {what} could not be written; {kept}. Make room, then the same command resumes."
-        ) from error
-    finally:
-        logging.disable(before)
+            logging.getLogger("absl").removeFilter(of_main_thread)
 
 
 _ITEMS = ("model", "rest")
@@ -276,31 +311,6 @@ class Run:
     def name(self) -> str:
         """The folder's name."""
         return self.folder.resolve().name
-
-
-def write_run_files(run: Path, config: Config, dataset: Path, fingerprint: str) -> None:
-    """Write RUN/config.json and RUN/run.json (the dataset's folder and fingerprint)."""
-    with whole_file(run / CONFIG_FILE) as handle:
-        handle.write(config.to_json() + "\n")
-    with whole_file(run / RUN_FILE) as handle:
-        handle.write(json.dumps({"dataset": str(dataset.absolute()), "fingerprint": fingerprint}, indent=2) + "\n")
-
-
-def read_run_files(run: Path) -> tuple[Config, dict[str, str]]:
-    """Return the config and {"dataset", "fingerprint"} of a run folder.
-
-    Raises:
-        InputError: the folder is not a training run's.
-    """
-    for name in (CONFIG_FILE, RUN_FILE):
-        if not (run / name).is_file():
-            raise InputError(f"{run} has no {name}: it is not the folder of a training run.")
-    config = Config.from_json((run / CONFIG_FILE).read_text(encoding="utf-8"), str(run / CONFIG_FILE))
-    try:
-        origin = json.loads((run / RUN_FILE).read_text(encoding="utf-8"))
-        return config, {name: origin[name] for name in ("dataset", "fingerprint")}
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{run / RUN_FILE} is damaged ({error!r}): write it anew by resuming the training.") from error
 
 
 def load_run(run: str | Path, step: int | str | None = None, *, mesh_of: Callable[[Config], Mesh] | None = None) -> Run:

@@ -33,13 +33,22 @@ def print_table(table: Table) -> None:
 class MetricsLog:
     """Lines of JSON, one an event, each with "kind" and "step"; appended and flushed at once, and given to trackers.
 
-    Kinds are train, valid, skipped (a step that was not finite and left no trace), resume (a start that is not exact).
+    Kinds are train, valid, skipped (a step that was not finite and left no trace), not_finite (one that ended the run),
+    resume (a start that is not exact).
 
     Attributes:
         skipped: the steps that were skipped so far, ascending.
     """
 
-    def __init__(self, run: Path, resume_step: int, *, silent: bool = False, trackers: Sequence[Tracker] = ()):
+    def __init__(
+        self,
+        run: Path,
+        resume_step: int,
+        *,
+        silent: bool = False,
+        trackers: Sequence[Tracker] = (),
+        again: Sequence[str] = ("resume",),
+    ):
         """Open RUN/metrics.jsonl, and drop the lines of steps after `resume_step`: they will happen again.
 
         Args:
@@ -47,12 +56,13 @@ class MetricsLog:
             resume_step: where it goes on; 0 at the beginning.
             silent: write nothing, in a process beside the one that does.
             trackers: who is told the numbers too; closed with the log.
+            again: kinds whose lines of `resume_step` itself are dropped too.
         """
         self._trackers = trackers
         self.skipped: list[int] = []
         self.path = Path(os.devnull) if silent else run / METRICS_FILE
         if (run / METRICS_FILE).exists():
-            kept = [row for row in read_metrics(run) if row["step"] <= resume_step]
+            kept = [row for row in read_metrics(run) if row["step"] < resume_step + (row["kind"] not in again)]
             self.skipped = [row["step"] for row in kept if row["kind"] == "skipped"]
             if not silent:
                 with whole_file(self.path) as handle:
@@ -87,19 +97,22 @@ def read_metrics(run: Path) -> list[dict]:
     """Return the lines of RUN/metrics.jsonl; a last line cut short by a kill is left out.
 
     Raises:
-        InputError: there is no such file, or a line before the last is not JSON.
+        InputError: there is no such file, or a line before the last is not JSON with a kind and a step.
     """
     path = Path(run) / METRICS_FILE
     if not path.is_file():
         raise InputError(f"{run} has no {METRICS_FILE}: it is not the folder of a training run.")
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_bytes().splitlines()
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            row = json.loads(line)
+            if not isinstance(row, dict) or not {"kind", "step"} <= set(row):
+                raise ValueError("it has no kind and step")
+            rows.append(row)
+        except ValueError as error:
             if number < len(lines):
-                raise InputError(f"{path}, line {number}, is not JSON: {error}.") from error
+                raise InputError(f"{path}, line {number}, is not a line of a run: {error}.") from error
     return rows
 
 

@@ -5,11 +5,11 @@ It reads files that the other commands wrote and computes nothing new but the se
 
 import json
 import os
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from proteinlm.checkpoint import CHECKPOINTS, CONFIG_FILE, read_run_files
 from proteinlm.config import Config
 from proteinlm.curves import Curve, plot_curves
 from proteinlm.data.dataset import ProteinDataset
@@ -19,6 +19,7 @@ from proteinlm.figures import save_figure
 from proteinlm.files import whole_file
 from proteinlm.logs import read_metrics
 from proteinlm.models.attention import ATTENTION
+from proteinlm.run_folder import CHECKPOINTS, CONFIG_FILE, read_run_files
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,14 @@ class RunFiles:
 
     @property
     def last_step(self) -> int:
-        """The newest step in the log."""
-        return max((row["step"] for row in self.metrics), default=0)
+        """The newest step in the log that was made."""
+        return max((row["step"] for row in self.metrics if row["kind"] != "not_finite"), default=0)
+
+    @property
+    def steps(self) -> str:
+        """How far it came, as "20" or "5 of 20"."""
+        last, wanted = self.last_step, self.config.num_steps
+        return f"{last:,}" if last >= wanted else f"{last:,} of {wanted:,}"
 
     def score(self, split: str, model: str) -> dict | None:
         """Return the residue score of a split for a model ("empirical baseline" or the run's name)."""
@@ -126,7 +133,7 @@ def _introduction(runs: Sequence[RunFiles]) -> str:
         lines.append(
             f"| {run.label} | {c.objective.kind} | {attention}{f' ({function})' if function else ''} | "
             f"{c.model.num_layers} x {c.model.embed_dim} | {c.batches.batch_size} x {c.batches.length} "
-            f"({c.batches.form}) | {run.last_step} |"
+            f"({c.batches.form}) | {run.steps} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -161,23 +168,21 @@ def _training(runs: Sequence[RunFiles]) -> str:
 
 def _course(run: RunFiles) -> list[str]:
     """Return what there is to say about how a run went: speed, the best step, what was skipped or not exact."""
-    kinds: dict[str, list[dict]] = {"train": [], "valid": [], "skipped": [], "resume": []}
+    kinds: dict[str, list[dict]] = {"train": [], "valid": [], "skipped": [], "not_finite": [], "resume": []}
     for row in run.metrics:
         kinds.setdefault(row["kind"], []).append(row)
-    parts = [f"{run.last_step:,} steps"]
-    # The first line's time is mostly compilation.
-    rates = sorted(row["tokens_per_second"] for row in kinds["train"][1:] if row["tokens_per_second"] is not None)
-    if rates:
-        parts.append(f"{rates[len(rates) // 2]:,.0f} tokens/s (median)")
-    # The evaluation at the end may take more of valid than those before; only what was asked alike is compared.
-    alike = [row for row in kinds["valid"] if row["sequences"] == kinds["valid"][0]["sequences"] and row["loss"]]
-    if alike:
-        best = min(alike, key=lambda row: row["loss"])
-        kept = (run.folder / CHECKPOINTS / str(best["step"])).is_dir()
+    parts = [f"{run.steps} steps"]
+    for row in kinds["not_finite"][-1:]:
+        found = ", ".join(f"{_number(row[name], digits=4)}" for name in ("loss", "gradient_norm", "parameter_norm"))
         parts.append(
-            f"lowest loss on valid {best['loss']:.4f} at step {best['step']:,}"
-            + (f" (its checkpoint is kept: `--step {best['step']}`)" if kept else "")
+            f"ended at step {row['step']:,}, which was not finite (loss, norms of the gradient and of the updated "
+            f"parameters: {found}; - is not finite)"
         )
+    # Runs of before wrote a rate for their first step too, whose time is mostly compilation.
+    rates = [row["tokens_per_second"] for row in kinds["train"] if row["tokens_per_second"] and row["step"] > 1]
+    if rates:
+        parts.append(f"{statistics.median(rates):,.0f} tokens/s (median of {len(rates)} lines of the log)")
+    parts += _best(run, kinds["valid"])
     if kinds["skipped"]:
         steps = ", ".join(f"{row['step']:,}" for row in kinds["skipped"][:5])
         more = " and others" if len(kinds["skipped"]) > 5 else ""
@@ -185,6 +190,24 @@ def _course(run: RunFiles) -> list[str]:
     for row in kinds["resume"]:
         parts.append(f"resumed at step {row['step']:,}, not exactly: {', '.join(row['inexact'])}")
     return parts
+
+
+def _best(run: RunFiles, valid: Sequence[dict]) -> list[str]:
+    """Return the sentence about the lowest loss among the evaluations that were made on the same sample of valid."""
+    # The one at the end is of all of valid, but has the loss on the sample too; in runs of before it has not.
+    losses = [
+        (row.get("sample_loss", row["loss"]), row.get("sample_sequences", row["sequences"]), row) for row in valid
+    ]
+    alike = [(loss, row["step"]) for loss, number, row in losses if number == losses[0][1] and loss is not None]
+    if not alike:
+        return []
+    loss, step = min(alike)
+    kept = (run.folder / CHECKPOINTS / str(step)).is_dir()
+    others = f" of {len(valid):,}, the others being of another number" if len(alike) < len(valid) else ""
+    return [
+        f"lowest loss on valid {loss:.4f} at step {step:,} (compared on the same {losses[0][1]:,} sequences in "
+        f"{len(alike):,} evaluations{others}{f'; its checkpoint is kept: `--step {step}`' if kept else ''})"
+    ]
 
 
 def _scores(runs: Sequence[RunFiles]) -> str:

@@ -1,28 +1,51 @@
 """Which run a folder holds, whether this config, dataset and machine may go on with it, and from where."""
 
+import contextlib
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from proteinlm import sharding
-from proteinlm.checkpoint import CONFIG_FILE, Checkpoints, read_run_files, write_run_files
+from proteinlm.checkpoint import Checkpoints
 from proteinlm.config import Config
 from proteinlm.data.batches import TrainBatches
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.errors import InputError
-from proteinlm.run_folder import LOCK_FILE, RunLock
+from proteinlm.run_folder import CHECKPOINTS, CONFIG_FILE, LOCK_FILE, RunLock, numbered, read_run_files, write_run_files
 from proteinlm.trainer import Trainer
 
 # What may differ between a run and its resumption without changing a single loss. The mesh is compared as it came out,
 # in `sharding.describe`: -1 and 8 are the same on eight devices.
 _FREE_FIELDS = (
-    "eval_every", "eval_examples", "checkpoint_every", "keep_checkpoints", "keep_best", "log_every", "skip_bad_steps",
+    "eval_every", "checkpoint_every", "keep_checkpoints", "keep_best", "log_every", "skip_bad_steps",
     "mesh",
 )  # fmt: skip
 
 
+@dataclass
+class Beginning:
+    """Where a run begins.
+
+    Attributes:
+        state: of the trainer.
+        step: number of optimizer steps done.
+        inexact: what makes the run differ from one that never stopped.
+        window: sums of the steps since the last line of the log, from `Window.unfinished`.
+        unscored: the evaluation of this step is still to come: the run was told to leave before it.
+    """
+
+    state: dict[str, Any]
+    step: int = 0
+    inexact: list[str] = field(default_factory=list)
+    window: dict[str, float] = field(default_factory=dict)
+    unscored: bool = False
+
+
 def claim_run(run: Path, config: Config, dataset: ProteinDataset, lock: RunLock, *, inexact: bool = False) -> None:
     """Make the run's folder and lock it, or refuse it when it is in use or holds another run.
+
+    Where it has checkpoints, `first_state` compares with the newest of them; nothing is written before.
 
     Args:
         run: the folder.
@@ -31,11 +54,14 @@ def claim_run(run: Path, config: Config, dataset: ProteinDataset, lock: RunLock,
         lock: of the folder.
         inexact: take it although config or dataset are others; `first_state` then says so.
     """
-    if not (run / CONFIG_FILE).is_file() and run.exists() and {path.name for path in run.iterdir()} - {LOCK_FILE}:
+    is_run = (run / CONFIG_FILE).is_file()
+    if not is_run and run.exists() and {path.name for path in run.iterdir()} - {LOCK_FILE}:
         raise InputError(f"{run} is not empty and is not the folder of a training run: name another one.")
     run.mkdir(parents=True, exist_ok=True)
     lock.take()
-    if (run / CONFIG_FILE).is_file() and not inexact:
+    if not is_run:
+        write_run_files(run, config, dataset.path, dataset.fingerprint)
+    elif not inexact and not numbered(run / CHECKPOINTS):
         saved, origin = read_run_files(run)
         found = differences(saved, config)
         if origin["fingerprint"] != dataset.fingerprint:
@@ -44,16 +70,21 @@ def claim_run(run: Path, config: Config, dataset: ProteinDataset, lock: RunLock,
                 "another order"
             )
         _refuse(found, str(run))
+
+
+def accept(run: Path, config: Config, dataset: ProteinDataset, start: int) -> None:
+    """Write config.json and run.json of a run that goes on at step `start`; those of a finished one stay."""
+    if start >= config.num_steps:
+        with contextlib.suppress(InputError):
+            read_run_files(run)
+            return
     write_run_files(run, config, dataset.path, dataset.fingerprint)
 
 
 def first_state(
     config: Config, run: Path, trainer: Trainer, checkpoints: Checkpoints, batches: TrainBatches, *, inexact: bool
-) -> tuple[dict[str, Any], int, list[str]]:
+) -> Beginning:
     """Return where a run begins: its newest checkpoint, with the data moved to its position, or a new state.
-
-    Returns:
-        State, step, and what makes the run differ from one that never stopped: nothing, unless `inexact` allows it.
 
     Raises:
         InputError: it cannot go on exactly and need not (`inexact` False), or the arrays of the checkpoint have other
@@ -61,7 +92,7 @@ def first_state(
     """
     steps = checkpoints.steps()
     if not steps:
-        return trainer.init(), 0, []
+        return Beginning(trainer.init())
     start = steps[-1]
     position = checkpoints.position(start)
     found = differences(checkpoints.config(start), config)
@@ -69,17 +100,22 @@ def first_state(
     # Checkpoints from before devices were written down say nothing of them.
     found += _differ(position.get("devices", devices), devices)
     if position["plan"]["dataset"] != batches.get_state()["plan"]["dataset"]:
-        found.append("the dataset is another one, or in another order")
+        found.append("it was trained on another dataset, or on this one in another order")
     if not inexact:
         _refuse(found, f"checkpoint {start} of {run}")
     found += _move(batches, position)
-    return checkpoints.restore(start, trainer.abstract_state)[0], start, found
+    state = checkpoints.restore(start, trainer.abstract_state)[0]
+    return Beginning(state, start, found, position.get("window", {}), position.get("unscored", False))
 
 
-def position_of(batches: TrainBatches, trainer: Trainer) -> dict[str, Any]:
-    """Return what a checkpoint says besides arrays: the position in the data, and on which devices it was written."""
+def position_of(
+    batches: TrainBatches, trainer: Trainer, window: dict[str, float], *, unscored: bool = False
+) -> dict[str, Any]:
+    """Return what a checkpoint says besides arrays: the position in the data, the devices, what is not logged yet."""
     return {
         **batches.get_state(),
+        "window": window,
+        "unscored": unscored,
         "batches_per_epoch": batches.batches_per_epoch,
         "devices": sharding.describe(trainer.mesh),
     }
@@ -104,6 +140,9 @@ def _move(batches: TrainBatches, position: dict[str, Any]) -> list[str]:
 def differences(saved: Config, config: Config) -> list[str]:
     """Return "FIELD is OLD there, NEW here" for each field that would change a loss."""
     free = (*_FREE_FIELDS, "num_steps") if config.optimizer.schedule == "constant" else _FREE_FIELDS
+    # Which checkpoints are the best is told from their losses on one sample of valid.
+    if not saved.keep_best and not config.keep_best:
+        free += ("eval_examples",)
     there, here = (json.loads(c.to_json()) for c in (saved, config))
     for plain in (there, here):
         for name in free:

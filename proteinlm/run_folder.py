@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from proteinlm import __version__
+from proteinlm.config import Config
 from proteinlm.errors import InputError
 from proteinlm.files import whole_file
 
 LOCK_FILE = ".lock"
+CONFIG_FILE = "config.json"
+RUN_FILE = "run.json"
+CHECKPOINTS = "checkpoints"
 ENVIRONMENT_FILE = "environment.json"
 README_FILE = "README.md"
 # What a loss may depend on, and what reads and writes the files.
@@ -31,7 +35,8 @@ _FILES = {
     "`environment.json`": "each start of the run: step, command, versions, git commit, machine, devices",
     "`metrics.jsonl`": (
         'one line an event; "kind" is train (sums over the steps since the last line), valid (residues of valid, no '
-        "dropout), skipped (a step whose loss or gradient was not finite) or resume (a start that is not exact)"
+        "dropout), skipped (a step whose loss or gradient was not finite), not_finite (one that ended the run) or "
+        "resume (a start that is not exact)"
     ),
     "`train.log`": "what was said on the terminal, with times",
     "`checkpoints/STEP/`": (
@@ -47,6 +52,46 @@ _FILES = {
     "`tensorboard/`, `wandb/`": "written by `--track`",
     "`.lock`": "held while a training writes here",
 }
+
+
+def write_run_files(run: Path, config: Config, dataset: Path, fingerprint: str) -> None:
+    """Write RUN/config.json and RUN/run.json (the dataset's folder and fingerprint)."""
+    with whole_file(run / CONFIG_FILE) as handle:
+        handle.write(config.to_json() + "\n")
+    with whole_file(run / RUN_FILE) as handle:
+        handle.write(json.dumps({"dataset": str(dataset.absolute()), "fingerprint": fingerprint}, indent=2) + "\n")
+
+
+def read_run_files(run: Path) -> tuple[Config, dict[str, str]]:
+    """Return the config and {"dataset", "fingerprint"} of a run folder.
+
+    Raises:
+        InputError: the folder is not a training run's, or one of the two files is damaged.
+    """
+    for name in (CONFIG_FILE, RUN_FILE):
+        if not (run / name).is_file():
+            raise InputError(f"{run} has no {name}: it is not the folder of a training run.")
+    name = CONFIG_FILE
+    try:
+        config = Config.from_json((run / name).read_text(encoding="utf-8"), str(run / name))
+        name = RUN_FILE
+        origin = json.loads((run / name).read_text(encoding="utf-8"))
+        return config, {key: origin[key] for key in ("dataset", "fingerprint")}
+    except (ValueError, KeyError, TypeError) as error:
+        if numbered(run / CHECKPOINTS):
+            advice = (
+                "its checkpoints have all that it said: `proteinlm train` with the run's own config and dataset writes "
+                "it anew"
+            )
+        else:
+            advice = "the run has no checkpoint to go on from: remove the folder, or name another one"
+        found = f"{error}" if isinstance(error, InputError) else repr(error)
+        raise InputError(f"{run / name} cannot be read ({found.rstrip('.')}): {advice}.") from error
+
+
+def numbered(folder: Path) -> list[int]:
+    """Return the steps that have a folder among checkpoints, ascending, whatever is in it."""
+    return sorted(int(path.name) for path in folder.glob("[0-9]*") if path.name.isdecimal() and path.is_dir())
 
 
 class RunLock:

@@ -29,8 +29,8 @@ class _TensorBoard:
     def __init__(self, run: Path, start: int, _config: Config):
         import tensorboardX  # pyright: ignore[reportMissingImports]
 
-        # What lies beyond the step where the run goes on will happen again.
-        self._writer = tensorboardX.SummaryWriter(str(run / "tensorboard"), purge_step=start + 1 if start else None)
+        # What lies beyond the step where the run goes on, 0 at the beginning, will happen again.
+        self._writer = tensorboardX.SummaryWriter(str(run / "tensorboard"), purge_step=start + 1)
 
     def log(self, step: int, values: dict[str, float]) -> None:
         for name, value in values.items():

@@ -17,11 +17,11 @@ from proteinlm.data.batches import TrainBatches
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.errors import Interrupted
 from proteinlm.evaluate import EvaluationStep, evaluate_split, make_evaluation_step
-from proteinlm.logs import MetricsLog, TextLog, progress_line
+from proteinlm.logs import METRICS_FILE, MetricsLog, TextLog, progress_line, read_metrics
 from proteinlm.metrics import Sums
 from proteinlm.profiling import Profile
 from proteinlm.randomness import redraws_until
-from proteinlm.resume import claim_run, first_state, position_of
+from proteinlm.resume import accept, claim_run, first_state, position_of
 from proteinlm.run_folder import RunLock, environment, write_environment, write_readme
 from proteinlm.trackers import check_trackers, open_trackers
 from proteinlm.trainer import Trainer, count_parameters
@@ -68,29 +68,40 @@ def train(
     share, shares = sharding.row_share(trainer.mesh)
     first = processes.is_first()
     with contextlib.ExitStack() as stack:
-        text = TextLog(run if first else None)
-        stop = stack.enter_context(_stop_signals(text))
         batches = TrainBatches(dataset, config.batches, process_index=share, process_count=shares)
         stack.callback(batches.close)
         lock = RunLock(run)
         stack.callback(lock.release)
+        # Up to here a signal acts as usual, as there is nothing to save; and a folder that is not ours is left alone.
         processes.first_alone(lambda: claim_run(run, config, dataset, lock, inexact=allow_inexact_resume))
-        stack.enter_context(text)
+        text = stack.enter_context(TextLog(run if first else None))
+        stop = stack.enter_context(_stop_signals(text))
         checkpoints = Checkpoints(run, keep=config.keep_checkpoints, keep_best=config.keep_best)
         stack.callback(checkpoints.close)
-        state, start, inexact = first_state(config, run, trainer, checkpoints, batches, inexact=allow_inexact_resume)
+        begin = first_state(config, run, trainer, checkpoints, batches, inexact=allow_inexact_resume)
+        state, start = begin.state, begin.step
         traced.plan(run, start, config.num_steps)
+        processes.first_alone(lambda: accept(run, config, dataset, start))
         if first:
-            _describe_start(config, dataset, run, start, inexact, text, sharding.describe(trainer.mesh))
+            _describe_start(config, dataset, run, start, begin.inexact, text, sharding.describe(trainer.mesh))
+        trains = start < config.num_steps
         log = MetricsLog(
-            run, start, silent=not first, trackers=open_trackers(trackers, run, start, config) if first else ()
+            run,
+            start,
+            silent=not first,
+            trackers=open_trackers(trackers, run, start, config) if first and trains else (),
+            again=("resume", "valid") if begin.unscored else ("resume",),
         )
         stack.callback(log.close)
-        if inexact:
-            log.write("resume", start, inexact=inexact)
+        if begin.inexact and trains:
+            log.write("resume", start, inexact=begin.inexact)
         line = stack.enter_context(progress_line(config.num_steps, start, run.resolve().name, text))
         evaluation_step = make_evaluation_step(config, trainer.graph, trainer.mesh)
-        window = Window(config, log, line, checkpoints)
+        if begin.unscored and trains:
+            _, comparable = _evaluate(config, dataset, evaluation_step, state, start, log, whole=False)
+            if comparable is not None:
+                checkpoints.score(start, comparable)
+        window = Window(config, log, line, checkpoints, begin.window)
         vote = processes.Vote(trainer.mesh)
         stack.callback(traced.stop)
         # Batches and steps go together, unless a resume was not exact.
@@ -101,27 +112,36 @@ def train(
             if first and traced.starts(done):
                 window.settle()
                 traced.start()
+                window.pause()
             if _redraws(config, step) > _redraws(config, step - 1):
+                window.prepare("redraw")
                 state = trainer.redraw(state)
-            state, metrics = trainer.step(state, sharding.place_batch(next(batches), trainer.mesh))
+            batch = sharding.place_batch(next(batches), trainer.mesh)
+            window.prepare(batch["tokens"].shape)
+            state, metrics = trainer.step(state, batch)
             # The device works on this step while the numbers of the one before come back.
-            window.settle()
-            window.in_flight = (done, step + ahead, metrics)
+            window.launch(done, step + ahead, metrics)
             last = done == config.num_steps
             # A signal may come to one process alone; all leave at the same step.
             leave = vote.of(stop.requested)
             if first and traced.ends(done):
                 window.settle()
                 traced.stop()
+                window.pause()
             comparable = None
-            if last or (config.eval_every and done % config.eval_every == 0 and not leave):
+            scored = last or (config.eval_every and done % config.eval_every == 0)
+            # Who is told to leave may have little time left: saved first, scored when the run goes on.
+            unscored = bool(scored and leave and not last)
+            if scored and not unscored:
                 window.settle()
                 valid, comparable = _evaluate(config, dataset, evaluation_step, state, done, log, whole=last)
-                window.restart()
+                window.pause()
             is_best = comparable is not None and checkpoints.is_among_best(comparable)
             if last or leave or is_best or done % config.checkpoint_every == 0:
                 window.settle()
-                checkpoints.save(done, state, position_of(batches, trainer), config, comparable)
+                position = position_of(batches, trainer, window.unfinished(), unscored=unscored)
+                checkpoints.save(done, state, position, config, comparable)
+                window.pause()
             if leave and not last:
                 raise Interrupted(done, leave)
         return TrainResult(config.num_steps, count_parameters(state["model"]), valid)
@@ -138,7 +158,12 @@ def _describe_start(
     if start >= config.num_steps:
         text.say(f"{run} is finished, at step {start}")
         return
-    text.say(f"resuming {run} at step {start}" if start else f"training {run} from the beginning")
+    reached = max((row["step"] for row in read_metrics(run)), default=0) if (run / METRICS_FILE).is_file() else 0
+    again = f"; the steps to {reached} in its {METRICS_FILE} happen again" if reached > start else ""
+    if start:
+        text.say(f"resuming {run} at step {start}{again}")
+    else:
+        text.say(f"training {run} from the beginning{', as it has no checkpoint' if again else ''}{again}")
     for difference in inexact:
         text.say(f"not exact: {difference}")
     for change in write_environment(run, start, environment(devices)):
@@ -160,20 +185,23 @@ def _evaluate(
     limit = None if whole or not config.eval_examples else config.eval_examples
     result = evaluate_split(config, dataset, "valid", evaluation_step, state["model"], limit=limit)
     sums = result.residues.total()
+    # The whole has the others' sample in it: rows are numbered in the dataset's order.
+    compared = result.rows < (config.eval_examples or result.rows.size)
+    residues = result.residues
+    sample = Sums(residues.nll[compared], residues.correct[compared], residues.count[compared]).loss
     log.write(
         "valid",
         done,
         loss=sums.loss,
         accuracy=sums.accuracy,
         perplexity=sums.perplexity,
-        tokens=sums.count,
+        tokens=int(sums.count),
         sequences=result.num_rows,
+        sample_loss=sample,
+        sample_sequences=int((compared & (result.all_tokens.count > 0)).sum()),
         counted="residues",
     )
-    # The whole has the others' sample in it: rows are numbered in the dataset's order.
-    compared = result.rows < (config.eval_examples or result.rows.size)
-    residues = result.residues
-    return sums, Sums(residues.nll[compared], residues.correct[compared], residues.count[compared]).loss
+    return sums, sample
 
 
 @dataclass

@@ -2,7 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -16,51 +18,121 @@ from proteinlm.metrics import Sums
 from proteinlm.optimizer import learning_rate_schedule
 from proteinlm.randomness import redraws_until
 
+_SUMS = ("nll", "correct", "count")
+_FINITE = ("loss", "gradient_norm", "parameter_norm")
 
-class Window:
-    """Sums over the steps since the last line of the log.
+
+@dataclass
+class _Flight:
+    """A step that was sent off: its number and its batch's, metrics to come, and times of the host's clock in seconds.
 
     Attributes:
-        in_flight: the step that the device works on, the number of its batch, and its metrics to come.
+        host: that the host needed to send it off.
+        ended: when it was through, if that was so at once (as on a CPU), else None.
+        timed: whether its time is that of a step, not of a compilation.
+        fresh: whether nothing was in flight before it.
     """
 
-    def __init__(self, config: Config, log: MetricsLog, line: ProgressLine, checkpoints: Checkpoints):
+    step: int
+    batch: int
+    metrics: dict
+    host: float
+    ended: float | None
+    timed: bool
+    fresh: bool
+
+
+class Window:
+    """Sums over the steps since the last line of the log, and the time in which these steps ran.
+
+    A step's time is from the end of the step before it to its own: what an evaluation, a checkpoint, a trace or a
+    compilation took is not in it. Where the host saw an end late, since nothing waited for the device, the time that it
+    needed to send the steps off is the least that they took.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        log: MetricsLog,
+        line: ProgressLine,
+        checkpoints: Checkpoints,
+        unfinished: Mapping[str, float] = MappingProxyType({}),
+    ):
+        """Begin with the sums that a checkpoint has from `unfinished`."""
         self._config, self._log, self._line, self._checkpoints = config, log, line, checkpoints
         self._schedule: Callable[[int], Any] = learning_rate_schedule(config.optimizer, config.num_steps)
-        self.in_flight: tuple[int, int, dict] | None = None
-        self._steps, self._sums, self._tokens = 0, Sums(), 0
+        self._flight: _Flight | None = None
+        self._steps, self._tokens = int(unfinished.get("steps", 0)), int(unfinished.get("tokens", 0))
+        self._sums = Sums(*(float(unfinished.get(name, 0.0)) for name in _SUMS))
+        self._compiled: set[Any] = set()
+        self._compiles = False
         self._rate = math.nan
-        self._time, self._tokens_timed = math.nan, 0
+        self._seconds = self._host = 0.0
+        self._tokens_timed = 0
+        self.pause()
 
-    def restart(self) -> None:
-        """Begin to measure time anew, after an evaluation."""
-        self._time, self._tokens_timed = time.monotonic(), 0
+    def unfinished(self) -> dict[str, float]:
+        """Return in JSON's types the sums that are in no line of the log yet; {} where there are none."""
+        if not self._tokens:
+            return {}
+        sums = {name: float(getattr(self._sums, name)) for name in _SUMS}
+        return {"steps": self._steps, "tokens": self._tokens, **sums}
+
+    def pause(self) -> None:
+        """Leave out the time since the last step, when something else was done; no step may be in flight."""
+        self._since = self._sent = time.monotonic()
+        self._fresh = True
+
+    def prepare(self, program: Any) -> None:
+        """Hear which program comes next; one that was not seen before is compiled, which is no time of a step."""
+        if program not in self._compiled:
+            self._compiled.add(program)
+            self.settle()
+            self._compiles = True
+
+    def launch(self, step: int, batch: int, metrics: dict) -> None:
+        """Take a step that was sent off, with the number of its batch and its metrics; settle the one before."""
+        now = time.monotonic()
+        ended = now if metrics["loss"].is_ready() else None
+        flight = _Flight(step, batch, metrics, now - self._sent, ended, not self._compiles, self._fresh)
+        self.settle()
+        self._flight, self._compiles, self._fresh = flight, False, False
+        self._sent = time.monotonic()
 
     def settle(self) -> None:
         """Fetch the metrics of the step in flight; numbers that are not finite end the run before any save.
 
         Where the config skips bad steps, one of which loss or gradient are not finite is recorded instead.
         """
-        if self.in_flight is None:
+        if self._flight is None:
             return
-        (step, batch, metrics), self.in_flight = self.in_flight, None
-        values = jax.device_get(metrics)
-        if not all(math.isfinite(float(values[name])) for name in ("loss", "gradient_norm", "parameter_norm")):
-            self._skip(step, batch, values)
+        flight, self._flight = self._flight, None
+        waits = not flight.metrics["loss"].is_ready()
+        step, values = flight.step, jax.device_get(flight.metrics)
+        if not all(math.isfinite(float(values[name])) for name in _FINITE):
+            self._skip(step, flight.batch, values)
         else:
             self._steps += 1
-            self._sums += Sums(float(values["nll"]), float(values["correct"]), float(values["count"]))
+            self._sums += Sums(*(float(values[name]) for name in _SUMS))
         self._tokens += int(values["tokens"])
-        self._tokens_timed += int(values["tokens"])
-        if math.isnan(self._time):
-            # The first step of a run is mostly compilation: time begins after it.
-            self.restart()
+        self._measure(flight, int(values["tokens"]), waits)
         due = step % self._config.log_every == 0 or step == self._config.num_steps
+        rate = self._tokens_timed / max(self._seconds, self._host) if self._tokens_timed else math.nan
         if due and self._tokens_timed:
-            self._rate = self._tokens_timed / max(time.monotonic() - self._time, 1e-9)
+            self._rate = rate
         self._line.update(step, self._sums.loss, self._sums.accuracy, self._rate)
         if due:
-            self._write(step, values)
+            self._write(step, values, rate)
+
+    def _measure(self, flight: _Flight, tokens: int, waits: bool) -> None:
+        ended = time.monotonic() if flight.ended is None else flight.ended
+        if flight.timed:
+            # A first step that ended before the next was sent off: when, nobody saw.
+            late = flight.fresh and flight.ended is None and not waits
+            self._seconds += flight.host if late else ended - self._since
+            self._host += flight.host
+            self._tokens_timed += tokens
+        self._since = ended
 
     def _skip(self, step: int, batch: int, values: dict[str, np.ndarray]) -> None:
         row = 1
@@ -68,13 +140,14 @@ class Window:
             row += 1
         # Parameters that are not finite would make every later step bad.
         if row > self._config.skip_bad_steps or not math.isfinite(float(values["parameter_norm"])):
+            self._log.write("not_finite", step, batch=batch, **{name: float(values[name]) for name in _FINITE})
             raise InputError(_not_finite(step, batch, row, values, self._config, self._checkpoints.steps()))
         self._log.write(
             "skipped", step, batch=batch, loss=float(values["loss"]), gradient_norm=float(values["gradient_norm"]),
             in_a_row=row, in_all=len(self._log.skipped) + 1,
         )  # fmt: skip
 
-    def _write(self, step: int, values: dict[str, np.ndarray]) -> None:
+    def _write(self, step: int, values: dict[str, np.ndarray], rate: float) -> None:
         config = self._config
         self._log.write(
             "train",
@@ -90,10 +163,10 @@ class Window:
             redraws=redraws_until(step - 1, config.redraw_every, config.redraw_growth),
             gradient_norm=float(values["gradient_norm"]),
             parameter_norm=float(values["parameter_norm"]),
-            tokens_per_second=self._rate,
+            tokens_per_second=rate,
         )
         self._steps, self._sums, self._tokens = 0, Sums(), 0
-        self.restart()
+        self._seconds, self._host, self._tokens_timed = 0.0, 0.0, 0
 
 
 def _not_finite(step: int, batch: int, row: int, values: dict[str, Any], config: Config, steps: list[int]) -> str:

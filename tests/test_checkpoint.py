@@ -12,9 +12,10 @@ from flax import nnx
 from mechanisms import CAUSAL
 from tiny_models import build, mechanism
 
-from proteinlm.checkpoint import Checkpoints, load_run, named_arrays, read_run_files, with_named_arrays
+from proteinlm.checkpoint import Checkpoints, load_run, named_arrays, with_named_arrays
 from proteinlm.config import Config
 from proteinlm.errors import InputError
+from proteinlm.run_folder import read_run_files
 
 
 def tree(value=1.0):
@@ -149,6 +150,84 @@ def test_a_full_disk_is_one_sentence_and_keeps_what_was_whole(tmp_path, caplog):
         assert [record for record in caplog.records if record.levelname == "ERROR"] == []
     finally:
         subprocess.run(["umount", "-l", tmp_path], check=True)
+
+
+def cut(pattern):
+    def damage(step):
+        for path in step.glob(pattern):
+            if path.is_file():
+                path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    return damage
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory):
+    run = tmp_path_factory.mktemp("two") / "run"
+    checkpoints = Checkpoints(run)
+    for step in (10, 20):
+        checkpoints.save(step, tree(float(step)), {"step": step}, Config(), 3.0)
+    checkpoints.close()
+    return run
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda step: shutil.rmtree(step / "model"), "it has no model/_METADATA"),
+        (lambda step: (step / "model" / "_METADATA").unlink(), "it has no model/_METADATA"),
+        (lambda step: shutil.rmtree(step / "config"), "it has no config"),
+        (
+            lambda step: [shutil.rmtree(path) for path in step.iterdir() if path.is_dir()],
+            "there is no checkpoint in it",
+        ),
+        (cut("model/**/d/*"), "[A-Z_]+ in model/"),
+        (cut("rest/**/manifest.ocdbt"), "DATA_LOSS in rest/"),
+        (cut("data/metadata"), "JSONDecodeError: .*"),
+    ],
+    ids=["model", "names", "config", "empty", "arrays", "manifest", "position"],
+)
+def test_a_damaged_checkpoint_is_one_sentence_with_a_way_on(two_checkpoints, tmp_path, damage, reason, capfd):
+    run = tmp_path / "run"
+    shutil.copytree(two_checkpoints, run)
+    damage(run / "checkpoints" / "20")
+    for read_only, advice in (
+        (False, r"remove or move that folder, and the same command goes on from step 10, the one before\."),
+        (True, r"name another step with --step \(there is 10\)\."),
+    ):
+        checkpoints = Checkpoints(run, read_only=read_only)
+        with pytest.raises(InputError, match=rf"checkpoints/20 cannot be read \({reason}.*\): {advice}"):
+            checkpoints.config(20), checkpoints.restore(20, jax.eval_shape(tree))
+        # The other one is whole.
+        assert checkpoints.restore(10, jax.eval_shape(tree))[1] == {"step": 10}
+        checkpoints.close()
+    shutil.rmtree(run / "checkpoints" / "10")
+    checkpoints = Checkpoints(run)
+    with pytest.raises(InputError, match="the same command begins anew: there is none before it"):
+        checkpoints.config(20), checkpoints.restore(20, jax.eval_shape(tree))
+    checkpoints.close()
+    assert "Event loop is closed" not in capfd.readouterr().err
+
+
+def test_a_loss_can_be_given_later_and_a_damaged_one_is_said(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=1, keep_best=1)
+    for step, loss in ((1, 3.0), (2, None)):
+        checkpoints.save(step, tree(), {}, Config(), loss)
+    assert (checkpoints.best(), checkpoints.is_among_best(2.0)) == (1, True)
+    checkpoints.score(2, 2.5)
+    assert (checkpoints.best(), checkpoints.is_among_best(2.75)) == (2, False)
+    checkpoints.score(2, float("nan"))
+    checkpoints.save(3, tree(), {}, Config())
+    # The best stays for its loss alone.
+    assert checkpoints.steps() == [2, 3]
+    checkpoints.close()
+    (tmp_path / "checkpoints" / "2" / "metrics" / "metrics").write_text('{"lo')
+    with pytest.raises(
+        InputError, match="metrics/metrics, the loss on valid at step 2, is damaged .*: remove that file"
+    ):
+        Checkpoints(tmp_path, read_only=True)
+    (tmp_path / "checkpoints" / "2" / "metrics" / "metrics").unlink()
+    assert Checkpoints(tmp_path, read_only=True).steps() == [2, 3]
 
 
 DRAWN = ["favor", "hyperbolic_hadamard", "trigonometric_givens", "polysketch_random", "reformer", "linformer_redrawn"]

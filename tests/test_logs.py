@@ -20,6 +20,20 @@ def test_lines_are_appended_and_those_after_the_resumed_step_go(tmp_path):
     assert [row["loss"] for row in read_metrics(tmp_path)] == [1.0, 2.0, 7.0]
 
 
+def test_what_is_said_of_the_resumed_step_itself_can_happen_again(tmp_path):
+    log = MetricsLog(tmp_path, 0)
+    for kind in ("train", "valid", "resume"):
+        for step in (1, 2):
+            log.write(kind, step)
+    log.close()
+    MetricsLog(tmp_path, 2).close()
+    assert [(row["kind"], row["step"]) for row in read_metrics(tmp_path)] == [
+        ("train", 1), ("train", 2), ("valid", 1), ("valid", 2), ("resume", 1),
+    ]  # fmt: skip
+    MetricsLog(tmp_path, 2, again=("resume", "valid")).close()
+    assert [row["step"] for row in read_metrics(tmp_path) if row["kind"] == "valid"] == [1]
+
+
 def test_what_is_not_finite_is_null(tmp_path):
     log = MetricsLog(tmp_path, 0)
     log.write("train", 1, loss=float("nan"), accuracy=float("inf"), count=3)
@@ -31,9 +45,11 @@ def test_what_is_not_finite_is_null(tmp_path):
 def test_bad_files_are_named(tmp_path):
     with pytest.raises(InputError, match="not the folder of a training run"):
         read_metrics(tmp_path)
-    (tmp_path / METRICS_FILE).write_text("{}\nnonsense\n{}\n")
-    with pytest.raises(InputError, match="line 2"):
-        read_metrics(tmp_path)
+    good = b'{"kind": "train", "step": 1}\n'
+    for bad in (b"nonsense", b"[]", b"{}", b"\xff\xfe"):
+        (tmp_path / METRICS_FILE).write_bytes(good + bad + b"\n" + good)
+        with pytest.raises(InputError, match="line 2, is not a line of a run"):
+            read_metrics(tmp_path)
 
 
 def test_a_log_file_gets_plain_lines(capsys, monkeypatch):

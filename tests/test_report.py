@@ -6,7 +6,7 @@ import pytest
 from proteinlm.config import Config
 from proteinlm.errors import InputError
 from proteinlm.evaluate import evaluate_command
-from proteinlm.report import RunFiles, find_runs, markdown_table, what_the_scores_say, write_report
+from proteinlm.report import RunFiles, _course, find_runs, markdown_table, what_the_scores_say, write_report
 
 
 def scores(test, ood, half_width=0.1, baselines=(18.0, 18.0)):
@@ -69,12 +69,50 @@ def test_several_runs_in_one_figure_and_how_each_went(tmp_path, tiny_runs):
     assert "1 steps were not finite and were skipped (3)" in text
     assert "resumed at step 2, not exactly: batches.batch_size is 4 there, 8 here" in text
     rows = [json.loads(line) for line in (tiny_runs["masked"] / "metrics.jsonl").read_text().splitlines()]
-    sampled = next(row for row in rows if row["kind"] == "valid")
+    valid = [row for row in rows if row["kind"] == "valid"]
+    best = min(valid, key=lambda row: row["sample_loss"])
+    assert [row["sample_sequences"] for row in valid] == [8, 8]
+    assert valid[-1]["sequences"] > 8
     assert "masked: 4 steps; " in text
-    assert f"lowest loss on valid {sampled['loss']:.4f} at step 2 (its checkpoint is kept: `--step 2`)" in text
+    assert (
+        f"lowest loss on valid {best['sample_loss']:.4f} at step {best['step']} (compared on the same 8 sequences in 2 "
+        f"evaluations; its checkpoint is kept: `--step {best['step']}`)"
+    ) in text
     assert (tmp_path / "page" / "curves.png").stat().st_size > 10_000
     # Without a place of its own the page lies where all its runs do.
     assert write_report(tiny_runs["causal"], tiny_runs["masked"]).parent == tiny_runs["causal"].parent.resolve()
+
+
+def course(tmp_path, rows, num_steps=20):
+    return "; ".join(_course(RunFiles(tmp_path / "run", Config(num_steps=num_steps), tmp_path, rows, {})))
+
+
+def test_how_a_run_ended_and_what_was_compared(tmp_path):
+    def valid(step, loss, sequences, **more):
+        return {"kind": "valid", "step": step, "loss": loss, "sequences": sequences, **more}
+
+    train = [
+        {"kind": "train", "step": s, "tokens_per_second": r} for s, r in ((1, 9e9), (2, 100.0), (3, 300.0), (5, None))
+    ]
+    bad = {"kind": "not_finite", "step": 6, "loss": None, "gradient_norm": None, "parameter_norm": 1.5}
+    text = course(tmp_path, [*train, bad])
+    assert text.startswith("5 of 20 steps; ended at step 6, which was not finite (")
+    assert "-, -, 1.5000" in text
+    assert "200 tokens/s (median of 2 lines" in text
+    assert course(tmp_path, train, num_steps=5).startswith("5 steps; ")
+    # From before losses on the sample were written beside those on the whole.
+    old = [valid(2, 3.5, 8), valid(4, 3.25, 20)]
+    assert (
+        "lowest loss on valid 3.5000 at step 2 (compared on the same 8 sequences in 1 evaluations of 2, the "
+        "others being of another number)"
+    ) in course(tmp_path, old)
+    new = [
+        valid(2, 3.5, 8, sample_loss=3.5, sample_sequences=8),
+        valid(4, 3.4, 20, sample_loss=3.25, sample_sequences=8),
+    ]
+    text = course(tmp_path, new)
+    assert "lowest loss on valid 3.2500 at step 4 (compared on the same 8 sequences in 2 evaluations)" in text
+    assert "lowest loss" not in course(tmp_path, train)
 
 
 def test_one_ood_sequence_has_no_interval_and_no_crash(tmp_path, tiny_runs):

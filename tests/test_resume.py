@@ -55,7 +55,7 @@ def dataset(make_dataset):
 @pytest.fixture
 def unscored(monkeypatch):
     """Train without evaluating, which would be one more thing to compile."""
-    monkeypatch.setattr("proteinlm.train._evaluate", lambda *_, **__: None)
+    monkeypatch.setattr("proteinlm.train._evaluate", lambda *_, **__: (None, None))
 
 
 def rows(run, kind):
@@ -89,7 +89,7 @@ import sys
 from proteinlm import train as module
 from proteinlm.config import Config
 from proteinlm.errors import InputError
-module._evaluate = lambda *_, **__: None
+module._evaluate = lambda *_, **__: (None, None)
 config = Config.from_json(open(sys.argv[1]).read())
 try:
     module.train(config, *sys.argv[2:])

@@ -5,11 +5,13 @@ import sys
 import types
 
 import pytest
+from test_resume import dataset, small, unscored  # noqa: F401 (fixtures)
 
 from proteinlm.config import Config
 from proteinlm.errors import InputError
 from proteinlm.logs import MetricsLog
 from proteinlm.trackers import check_trackers, open_trackers
+from proteinlm.train import train
 
 
 def module(monkeypatch, name, **contents):
@@ -84,8 +86,17 @@ def test_tensorboard_drops_what_happens_again(tmp_path, monkeypatch):
         tracker.close()
     folder = str(tmp_path / "tensorboard")
     assert calls == [
-        (folder, None), ("valid/loss", 1.5, 1), "closed", (folder, 4), ("valid/loss", 1.5, 4), "closed",
+        (folder, 1), ("valid/loss", 1.5, 1), "closed", (folder, 4), ("valid/loss", 1.5, 4), "closed",
     ]  # fmt: skip
+
+
+def test_a_finished_run_has_no_new_file_of_a_tracker(tmp_path, dataset, unscored, monkeypatch):  # noqa: F811
+    opened = []
+    monkeypatch.setattr("proteinlm.train.check_trackers", lambda text: (text,))
+    monkeypatch.setattr("proteinlm.train.open_trackers", lambda *arguments: opened.append(arguments[2]) or [])
+    for _ in range(2):
+        train(small(num_steps=2), dataset, tmp_path / "run", track="tensorboard")
+    assert opened == [0]
 
 
 def test_real_event_files_hold_the_numbers(tmp_path):
