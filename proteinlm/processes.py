@@ -91,8 +91,8 @@ def join(
                 "HOST:PORT, --num-processes and --process-id instead."
             ) from error
         raise InputError(
-            f"the processes of the run did not find one another: {str(error).rstrip('.')}. Name process 0's --coordinator HOST:PORT, "
-            "--num-processes and --process-id on each."
+            f"the processes of the run did not find one another: {str(error).rstrip('.')}. Name process 0's "
+            "--coordinator HOST:PORT, --num-processes and --process-id on each."
         ) from error
 
 

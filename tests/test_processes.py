@@ -198,4 +198,4 @@ def test_errors_that_mean_another_process_is_gone(monkeypatch, error, words):
     wrapped.__cause__ = error
     for each in (error, wrapped):
         found = processes.who_is_gone(each)
-        assert re.search(words, found) if words else found is None
+        assert re.search(words, found or "") if words else found is None
