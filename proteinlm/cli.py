@@ -280,10 +280,10 @@ def _explained(error: BaseException, arguments: Sequence[str]) -> tuple[str, int
 
 def _written_folder(arguments: Sequence[str]) -> str:
     """Return in words where a command writes, for an error of the system that does not say."""
-    for option in ("--output", "--run"):
-        for word, following in pairwise((*arguments, "")):
-            if word == option or word.startswith(f"{option}="):
-                return f"while writing in {following if word == option else word.partition('=')[2]}"
+    for word, following in pairwise((*arguments, "")):
+        name, _, value = word.partition("=")
+        if name in ("--output", "--run") and (value or following):
+            return f"while writing in {value or following}"
     # Without such an option the other commands write in the runs' folders.
     folders = [word for word in arguments if Path(word).is_dir()]
     return f"while writing in {' or '.join(folders)}" if folders else "while writing"

@@ -162,7 +162,9 @@ def test_another_proteins_structure_is_refused():
 
 # Debian's pymol-data has three entries of the PDB.
 PYMOL = Path("/usr/share/pymol/data")
-HIV_PROTEASE = "PQITLWQRPLVTIKIGGQLKEALLDTGADDTVLEEMSLPGRWKPKMIGGIGGFIKVRQYDQILIEICGHKAIGTVLVGPTPVNIIGRNLLTQIGCTLNF"
+HIV_PROTEASE = (
+    "PQITLWQRPLVTIKIGGQLKEALLDTGADDTVLEEMSLPGRWKPKMIGGIGGFIKVRQYDQILIEICGHKAIGTVLVGPTPVNIIGRNLLTQIGCTLNF"
+)
 
 
 @pytest.mark.skipif(not PYMOL.is_dir(), reason="needs Debian's package pymol-data, for real structures")
