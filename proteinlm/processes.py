@@ -216,7 +216,8 @@ def who_is_gone(error: BaseException) -> str | None:
         return None
     who = f"process {1 - jax.process_index()}" if jax.process_count() == 2 else "another process"
     closed = re.search(r"connection (?:closed|reset)", text, re.IGNORECASE)
-    why = closed[0].lower() if closed else " ".join(text.split())[:200]
+    silent = re.search("DEADLINE|heartbeat", text)
+    why = closed[0].lower() if closed else "no answer" if silent else " ".join(text.split())[:200]
     return f"{who} is gone ({why}); the same command on every process goes on from the run's newest checkpoint."
 
 
