@@ -71,13 +71,13 @@ def join(
         )
     if coordinator is not None:
         host, port = _address(coordinator)
-    where = coordinator or "the coordinator"
-    whom = "the other processes" if process_id == 0 else "process 0"
+    whom = "the other processes, which look for this one" if process_id == 0 else "process 0"
+    place = "" if coordinator is None else f" at {coordinator}"
     try:
-        with _saying(f"waiting for {whom} at {where} (process 0 runs there), {_PATIENCE:.0f} s at most"):
+        with _saying(f"waiting for {whom}{place}, {_PATIENCE:.0f} s at most"):
             # JAX's own attempt ends in an abort of the whole process, which nobody can catch.
             if coordinator is not None and process_id == 0:
-                _check_free(host, port)
+                _check_free(port)
             elif coordinator is not None and process_id is not None:
                 _reach(host, port)
             jax.distributed.initialize(coordinator, num_processes, process_id, initialization_timeout=int(_PATIENCE))
@@ -112,10 +112,16 @@ def _address(coordinator: str) -> tuple[str, int]:
     return host, int(found[2])
 
 
-def _check_free(host: str, port: int) -> None:
+def _check_free(port: int) -> None:
     """Refuse a port of this machine that another program listens at."""
-    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
-        raise InputError(f"another program listens at --coordinator {host}:{port} already: name another port.")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise InputError(
+                f"process 0 cannot listen at port {port} of --coordinator ({error}): name another."
+            ) from error
 
 
 def _reach(host: str, port: int) -> None:

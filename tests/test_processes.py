@@ -175,7 +175,7 @@ def test_who_waits_says_for_whom_and_gives_up_with_a_sentence(monkeypatch, capsy
             processes.join(f"localhost:{port}", 2, 1)
         assert f"waiting for process 0 at localhost:{port}" in capsys.readouterr().err
         bound.listen()
-        with pytest.raises(InputError, match=f"another program listens at --coordinator localhost:{port}"):
+        with pytest.raises(InputError, match=f"process 0 cannot listen at port {port}"):
             processes.join(f"localhost:{port}", 2, 0)
 
 
