@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -181,7 +182,8 @@ def _plan(arguments: Sequence[str]) -> None:
         """TPUs to compile for, such as v2:16x16, v4:4x4x4, v5e:16x16 (needs the extra `tpu`, but no TPU); this
         machine's devices by default."""
         rows_per_device: int | None = None
-        """Rows of a batch on each device, in place of --batches.batch-size."""
+        """Rows of a batch on each device (or on each group of devices that share rows, over mesh.tensor and
+        mesh.sequence), in place of --batches.batch-size."""
         fit: bool = False
         """Search the largest batch that fits, by compiling for several."""
         scale: Literal["full", "tiny"] = "full"
@@ -208,10 +210,11 @@ def _plan(arguments: Sequence[str]) -> None:
     def tell(found: Any) -> None:
         print(describe_trial(found), file=sys.stderr, flush=True)
 
-    largest, beyond = fit(given.config, given.topology, tell, given.rows_per_device or 8)
+    start = 8 if given.rows_per_device is None else given.rows_per_device
+    largest, beyond = fit(given.config, given.topology, tell, start)
     print(describe_plan(largest))
     if beyond:
-        print(f"largest batch       {largest.rows:,} rows: {beyond.rows_per_device} rows a device do not fit")
+        print(f"largest batch       {largest.rows:,} rows: {beyond.share} do not fit")
 
 
 def _evaluate(arguments: Sequence[str]) -> None:
@@ -255,8 +258,57 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
 
 # What a disk or a path can do to any command; other errors of the system are ours to explain, with a traceback.
 _ERRORS_OF_PATHS = (
-    errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
+    errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR,
+    errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG,
 )  # fmt: skip
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def _explained(error: BaseException, arguments: Sequence[str]) -> tuple[str, int] | None:
+    """Return a sentence for what the user can mend, or ordered, and the exit code; None for any other error."""
+    if isinstance(error, InputError):
+        return f"{error}", 2
+    if isinstance(error, Interrupted):
+        return f"{error}", 128 + error.signal_number
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted.", 128 + signal.SIGINT
+    if isinstance(error, OSError) and error.errno in _ERRORS_OF_PATHS:
+        remedy = "; make room, then give the same command again" if error.errno in _FULL else ""
+        return f"{error.strerror}: {error.filename or _written_folder(arguments)}{remedy}.", 2
+    return None
+
+
+def _written_folder(arguments: Sequence[str]) -> str:
+    """Return in words where a command writes, for an error of the system that does not say."""
+    for word, following in pairwise((*arguments, "")):
+        name, _, value = word.partition("=")
+        if name in ("--output", "--run") and (value or following):
+            return f"while writing in {value or following}"
+    # Without such an option the other commands write in the runs' folders.
+    folders = [word for word in arguments if Path(word).is_dir()]
+    return f"while writing in {' or '.join(folders)}" if folders else "while writing"
+
+
+def _ended(command: str, arguments: Sequence[str], error: BaseException) -> int:
+    """Say how a command ended and return its exit code, or raise what is ours to explain.
+
+    One of several processes does not return, so that the others are not left waiting for it.
+    """
+    # Not imported for this: a command that never joined others has not waited for JAX.
+    processes = sys.modules.get("proteinlm.processes")
+    found = _explained(error, arguments)
+    gone = processes.who_is_gone(error) if processes and not found else None
+    if gone:
+        found = gone, 1
+    if found:
+        print(f"proteinlm {command}: {found[0]}", file=sys.stderr)
+    if processes and not isinstance(error, Interrupted):
+        if not found:
+            traceback.print_exception(error)
+        processes.leave(found[1] if found else 1, gone=bool(gone))
+    if not found:
+        raise error
+    return found[1]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -281,20 +333,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("absl").setLevel(logging.ERROR)
     try:
         COMMANDS[arguments[0]](arguments[1:])
-    except InputError as error:
-        print(f"proteinlm {arguments[0]}: {error}", file=sys.stderr)
-        return 2
-    except Interrupted as order:
-        print(f"proteinlm {arguments[0]}: {order}", file=sys.stderr)
-        return 128 + order.signal_number
-    except KeyboardInterrupt:
-        print(f"proteinlm {arguments[0]}: interrupted.", file=sys.stderr)
-        return 128 + signal.SIGINT
-    except OSError as error:
-        if error.errno not in _ERRORS_OF_PATHS:
-            raise
-        print(f"proteinlm {arguments[0]}: {error.strerror}: {error.filename or 'while writing'}.", file=sys.stderr)
-        return 2
+    except (Exception, KeyboardInterrupt) as error:
+        return _ended(arguments[0], arguments[1:], error)
     return 0
 
 

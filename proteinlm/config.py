@@ -55,6 +55,16 @@ __all__ = [
 ]
 
 
+def _refuse_infinite(config: Any, path: str) -> None:
+    """Refuse numbers that are not finite, in a config and in those inside it; `path` is what stands before a name."""
+    for field_ in dataclasses.fields(config):
+        value = getattr(config, field_.name)
+        if dataclasses.is_dataclass(value):
+            _refuse_infinite(value, f"{path}{field_.name}.")
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{path}{field_.name} is {value}; it must be a finite number.")
+
+
 @dataclass(frozen=True)
 class ObjectiveConfig:
     """What the model is trained to say.
@@ -73,6 +83,7 @@ class ObjectiveConfig:
     random_token: float = 0.1
 
     def __post_init__(self):
+        _refuse_infinite(self, "objective.")
         if not 0 < self.mask_fraction <= 1:
             raise InputError(f"objective.mask_fraction is {self.mask_fraction}; it must be above 0 and at most 1.")
         if min(self.mask_token, self.random_token) < 0 or self.mask_token + self.random_token > 1 + 1e-9:
@@ -104,8 +115,9 @@ class OptimizerConfig:
     clip: float = 0.5
 
     def __post_init__(self):
+        _refuse_infinite(self, "optimizer.")
         for name in ("learning_rate", "eps"):
-            if not 0 < getattr(self, name) < math.inf:
+            if not getattr(self, name) > 0:
                 raise InputError(f"optimizer.{name} is {getattr(self, name)}; it must be above 0.")
         for name in ("b1", "b2"):
             if not 0 <= getattr(self, name) < 1:
@@ -184,6 +196,7 @@ class Config:
     skip_bad_steps: int = field(default=0, **_LATER)
 
     def __post_init__(self):
+        _refuse_infinite(self, "")
         if self.model.vocab_size != VOCAB_SIZE:
             raise InputError(f"model.vocab_size is {self.model.vocab_size}; the alphabet has {VOCAB_SIZE} tokens.")
         if self.batches.length > self.model.max_length:
@@ -204,7 +217,7 @@ class Config:
         for name in ("num_steps", "checkpoint_every", "keep_checkpoints", "log_every", "accumulate"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        if not 1 <= self.redraw_growth < math.inf:
+        if not self.redraw_growth >= 1:
             raise InputError(f"redraw_growth is {self.redraw_growth}; it must be at least 1.")
         for name in ("eval_every", "eval_examples", "redraw_every", "seed", "keep_best", "skip_bad_steps"):
             if getattr(self, name) < 0:
@@ -348,7 +361,11 @@ def load_config(name: str) -> Config:
             raise InputError(f"there is no config file or name {name!r}; {hint}")
         path = found[0]
     if path.suffix == ".json":
-        return Config.from_json(path.read_text(encoding="utf-8"), str(path))
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path} is not JSON: it is not text in UTF-8 ({error}).") from error
+        return Config.from_json(text, str(path))
     spec = importlib.util.spec_from_file_location(f"proteinlm_config_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise InputError(f"{path} is neither a Python file (.py) nor JSON (.json).")
@@ -360,8 +377,10 @@ def load_config(name: str) -> Config:
         raise InputError(f"{path}: {error}") from error
     except TypeError as error:
         raise InputError(f"{path}: {error}{_nearest_field(str(error), module)}") from error
-    except (AttributeError, SyntaxError, ImportError, NameError) as error:
-        raise InputError(f"{path} cannot be read as a config with get_config(): {error}") from error
+    except Exception as error:
+        # A file of the user's own: whatever Python meets in it is theirs to mend.
+        kind = type(error).__name__
+        raise InputError(f"{path} cannot be read as a config with get_config(): {kind}: {error}") from error
     if not isinstance(config, Config):
         raise InputError(f"{path}: get_config() returned {type(config).__name__}, not a proteinlm Config.")
     # Python lets a field have any type; JSON's reader does not.

@@ -7,6 +7,7 @@ tokens as the run beside them: its crop, and for a masked model the residues tha
 import json
 import math
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -24,7 +25,7 @@ from rich.table import Table
 from proteinlm import processes, sharding
 from proteinlm.breakdowns import BREAKDOWNS, BY_TOKEN
 from proteinlm.cells import SplitResult, as_sums, cells_of, sum_cells, sum_rows, token_values
-from proteinlm.checkpoint import Run, load_run
+from proteinlm.checkpoint import Run, load_run, read_run_files
 from proteinlm.config import Config
 from proteinlm.data import alphabet
 from proteinlm.data.batches import evaluation_batches
@@ -280,19 +281,59 @@ def evaluate_command(
     unknown = [name for name in by if name not in BREAKDOWNS]
     if unknown:
         raise InputError(f"there is no breakdown by {unknown[0]!r}; there are {', '.join(BREAKDOWNS)}.")
-    found = [
-        _evaluate_run(folder, label, splits, dataset, step, by, calibrate)
-        for folder, label in zip(runs, _labels(runs), strict=True)
-    ]
-    if not processes.is_first():
-        return
+    labels = _labels(runs)
+    common = Path(os.path.commonpath([folder.resolve() for folder in runs]))
+    tables = output or (runs[0] if len(runs) == 1 else common)
+    for folder in runs:
+        config, origin = read_run_files(folder)
+        data = ProteinDataset.open(dataset or origin["dataset"])
+        processes.agree(
+            config, data.fingerprint,
+            runs=labels, splits=list(splits), step=step, by=list(by), calibration=calibrate, table=table,
+        )  # fmt: skip
+    # Before the models run, not after hours of it.
+    processes.first_alone(lambda: _check_writable(*runs, *((tables,) if table else ())))
+    found, unwritten = [], None
+    for folder, label in zip(runs, labels, strict=True):
+        one, write = _evaluate_run(folder, label, splits, dataset, step, by, calibrate)
+        found.append(one)
+        try:
+            processes.first_alone(write)
+        except (InputError, OSError) as error:
+            # What the model said is shown first.
+            unwritten = unwritten or error
+    if processes.is_first():
+        _print_scores(found)
+    if unwritten:
+        raise unwritten
+    if table and processes.is_first():
+        print_table(write_table(found, tables, paper=paper))
+        print(f"table.csv, table.tex and table.md are in {tables}")
+
+
+def _print_scores(found: Sequence[Evaluated]) -> None:
     title = "Accuracy and perplexity per split; a row is a sequence or a window; intervals by bootstrap over rows"
     print_table(scores_table({f"{one.label} ({one.about['rows']})": one.scores for one in found}, title))
-    if table:
-        common = Path(os.path.commonpath([folder.resolve() for folder in runs]))
-        folder = output or (runs[0] if len(runs) == 1 else common)
-        print_table(write_table(found, folder, paper=paper))
-        print(f"table.csv, table.tex and table.md are in {folder}")
+
+
+def _check_writable(*folders: Path) -> None:
+    """Refuse folders that nothing can be written in; those that are missing are made.
+
+    Raises:
+        InputError: with what the system says.
+    """
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as handle:
+                # More than a disk that is nearly full has, about as much as the tables are.
+                handle.write(bytes(1 << 16))
+                handle.flush()
+                os.fsync(handle.fileno())
+        except OSError as error:
+            raise InputError(
+                f"{folder} cannot be written ({error.strerror}), and the scores belong there: nothing was evaluated."
+            ) from error
 
 
 def _labels(runs: Sequence[Path]) -> list[str]:
@@ -314,8 +355,8 @@ def _evaluate_run(
     step: int | str | None,
     by: Sequence[str],
     calibrate: bool,
-) -> Evaluated:
-    """Score one run and write its files; see `evaluate_command`."""
+) -> tuple[Evaluated, Callable[[], None]]:
+    """Score one run; return what was found, and what writes its files. See `evaluate_command`."""
     run = load_run(folder, step, mesh_of=sharding.evaluation_mesh)
     if step == "best" and processes.is_first():
         console.print(f"{run.name}: best on valid is step {run.step}", highlight=False, markup=False)
@@ -338,5 +379,4 @@ def _evaluate_run(
         names = ", ".join(path.name for path in paths)
         console.print(f"{folder} has {names or 'the scores'}", soft_wrap=True, highlight=False, markup=False)
 
-    processes.first_alone(write)
-    return Evaluated(label, about, run.config, scores)
+    return Evaluated(label, about, run.config, scores), write

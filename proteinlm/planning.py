@@ -31,10 +31,13 @@ class Plan:
         rows: of the largest batch, on all devices together.
         length: tokens of such a row.
         state_bytes: parameters, random features and optimizer state.
+        rows_per_device: rows of that batch on each group of `group` devices, which share them (mesh.tensor and
+            mesh.sequence).
         temporary_bytes: XLA's count for the largest batch, activations and gradients included; None where XLA found no
             program that fits.
-        total_bytes: the peak of one step: for a topology XLA's own count, which it holds against the limit, otherwise
+        total_bytes: what one step needs: for a topology XLA's own peak, which it holds against the limit, otherwise
             state and temporaries together; where nothing fits what XLA asked for, None if it did not say.
+        is_peak: whether `total_bytes` is XLA's own peak.
         limit_bytes: what a program may use; None where nobody says.
         work: products of one step, recomputation included, on all devices together.
         model_flops: three times the products of a forward pass: what a step must compute, without recomputation.
@@ -59,6 +62,14 @@ class Plan:
     xla_bytes: float | None
     seconds: float | None
     compile_seconds: float
+    group: int = 1
+    is_peak: bool = False
+
+    @property
+    def share(self) -> str:
+        """Rows, and whose they are, in words."""
+        holder = "a device" if self.group == 1 else f"a group of {self.group} devices"
+        return f"{self.rows_per_device} rows {holder}"
 
     @property
     def fits(self) -> bool:
@@ -80,8 +91,9 @@ def plan(config: Config, topology: str | None = None, rows_per_device: int | Non
         rows_per_device: in place of `config.batches.batch_size`; devices that share a row count as one.
 
     Raises:
-        InputError: there is no such topology, or the config does not fit its number of devices.
+        InputError: there is no such topology, the config does not fit its number of devices, or there are no rows.
     """
+    _check_rows(rows_per_device)
     start = time.perf_counter()
     devices = jax.devices() if topology is None else topologies.devices(topology)
     mesh = sharding.make_mesh(config.mesh, devices)
@@ -112,6 +124,7 @@ def plan(config: Config, topology: str | None = None, rows_per_device: int | Non
         xla_bytes=None,
         seconds=None,
         compile_seconds=0.0,
+        group=mesh.size // sharding.row_blocks(mesh),
     )
     try:
         compiled = trainer.step.lower(state, trainer.abstract_batch(rows, length)).compile()
@@ -132,10 +145,16 @@ def plan(config: Config, topology: str | None = None, rows_per_device: int | Non
         # The step's results lie where its arguments were. Temporaries are more than the peak where some never lie
         # beside others.
         total_bytes=int(memory.peak_memory_in_bytes) if topology else found.state_bytes + temporary,
+        is_peak=topology is not None,
         xla_bytes=costs.get("bytes accessed"),
         seconds=seconds,
         compile_seconds=time.perf_counter() - start,
     )
+
+
+def _check_rows(rows: int | None) -> None:
+    if rows is not None and rows < 1:
+        raise InputError(f"--rows-per-device is {rows}; it must be at least 1.")
 
 
 def step_work(trainer: Trainer, rows: int, length: int) -> tuple[Work, int]:
@@ -172,7 +191,10 @@ def fit(
     Raises:
         InputError: as of `plan`; or not even the smallest batch fits; or no limit is known.
     """
-    sizes = [rows for rows in ROWS if rows % config.accumulate == 0]
+    _check_rows(start)
+    parts = config.accumulate
+    # Sizes that divide into the parts; where none of the usual ones does, multiples.
+    sizes = [rows for rows in ROWS if rows % parts == 0] or [rows * parts for rows in ROWS]
     low, high = -1, len(sizes)
     plans: dict[int, Plan] = {}
     place = _nearest(sizes, start)
@@ -193,8 +215,8 @@ def fit(
     if low < 0:
         smallest = plans[0]
         raise InputError(
-            f"not even {smallest.rows_per_device} rows of {smallest.length} tokens fit a {smallest.device_kind} "
-            f"({describe_bytes(smallest.limit_bytes)}): shorten batches.length, or split the work (mesh.fsdp, "
+            f"not even {smallest.share} fit, of {smallest.length} tokens each: a {smallest.device_kind} has "
+            f"{describe_bytes(smallest.limit_bytes)}. Shorten batches.length, or split the work (mesh.fsdp, "
             "mesh.tensor, model.remat full)."
         )
     return plans[low], plans.get(high)
@@ -214,16 +236,17 @@ def describe_plan(found: Plan) -> str:
     lines = [
         f"parameters          {found.num_parameters:,}",
         f"devices             {found.num_devices:,} x {found.device_kind}",
-        f"batch               {shapes} (rows x tokens); {found.rows_per_device} rows a device",
+        f"batch               {shapes} (rows x tokens); {found.share}",
         f"tokens per step     {found.tokens:,} (the largest batch, padding included)",
         f"state               {describe_bytes(found.state_bytes)} a device (parameters, random features, optimizer)",
     ]
+    counted = "" if found.total_bytes is None else " (what XLA asked for)"
     if found.temporary_bytes is not None:
-        lines.append(
-            f"temporaries         {describe_bytes(found.temporary_bytes)} a device (XLA's count, largest batch)"
-        )
+        what = "all, also those that never lie in memory together" if found.is_peak else "XLA's count"
+        lines.append(f"temporaries         {describe_bytes(found.temporary_bytes)} a device ({what}; largest batch)")
+        counted = " (XLA's peak, state included)" if found.is_peak else " (state and temporaries)"
     lines += [
-        f"memory of one step  {total}{limit} a device: {verdict}",
+        f"memory of one step  {total}{limit} a device: {verdict}{counted}",
         f"FLOPs of one step   {found.work.flops:.3e} (products, loops counted as often as they run, all devices)",
         f"  of the model      {found.model_flops:.3e} (3 x forward: without what is computed again)",
         f"bytes of products   {found.work.product_bytes:.3e} (operands and results, all devices)",
@@ -246,7 +269,7 @@ def describe_trial(found: Plan) -> str:
     """Return one line about a step of the search."""
     total = "" if found.total_bytes is None else f", {describe_bytes(found.total_bytes)}"
     verdict = "fits" if found.fits else "does not fit"
-    return f"{found.rows_per_device} rows a device{total}: {verdict} ({found.compile_seconds:.0f} s)"
+    return f"{found.share}{total}: {verdict} ({found.compile_seconds:.0f} s)"
 
 
 def describe_bytes(number: int | None) -> str:

@@ -39,6 +39,8 @@ class Profile:
         """
         if not self._text:
             return
+        if start >= num_steps:
+            raise InputError(f"--profile {self._text} has no step to trace: the run is finished, at step {start}.")
         if self._number:
             self._first, self._last = start + _FIRST, start + _FIRST + self._number - 1
         if self._first <= start or self._last > num_steps:

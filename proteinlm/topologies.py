@@ -35,6 +35,9 @@ def devices(topology: str) -> list[Any]:
     Raises:
         InputError: libtpu is not installed, or does not know the topology.
     """
+    if not re.match(r"v\d+\w*:\d", topology):
+        # libtpu takes an empty name for TPUs of its own choice.
+        raise InputError(f"--topology is {topology!r}; it must be a generation and a grid, as v2:16x16 or v5e:4x4.")
     if not any(Path(device).exists() for device in ("/dev/accel0", "/dev/vfio/0")):
         for name, value in _NO_TPU_HERE.items():
             os.environ.setdefault(name, value)

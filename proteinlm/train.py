@@ -63,6 +63,7 @@ def train(
     run = Path(run)
     traced, trackers = Profile(profile), check_trackers(track)
     dataset = ProteinDataset.open(dataset_path)
+    processes.agree(config, dataset.fingerprint, **{"--allow-inexact-resume": allow_inexact_resume})
     # A config that does not fit the devices says so here, before the folder is made.
     trainer = Trainer(config)
     share, shares = sharding.row_share(trainer.mesh)

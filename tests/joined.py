@@ -3,6 +3,7 @@
 usage: python joined.py PROCESS_ID PORT CONFIG.json DATASET RUN
 """
 
+import dataclasses
 import os
 import signal
 import sys
@@ -36,4 +37,8 @@ if __name__ == "__main__":
     try:
         train(Config(num_steps=7), dataset, run)
     except InputError as error:
-        print("refused", str(error)[:40])
+        print("refused by its folder", str(error)[:40])
+    try:
+        train(dataclasses.replace(config, seed=index), dataset, run)
+    except InputError as error:
+        print("refused", error)

@@ -1,5 +1,6 @@
 """The commands as a user types them: each in a process of its own, on real proteins."""
 
+import contextlib
 import gzip
 import subprocess
 import sys
@@ -7,9 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from proteinlm import __version__, planning
+from proteinlm import __version__, planning, processes
 from proteinlm.cli import COMMANDS, main
 from proteinlm.config import load_config, named_configs
+from proteinlm.errors import InputError, Interrupted
 from proteinlm.flops import Work
 
 
@@ -48,6 +50,9 @@ def test_help_and_version(capsys):
         (["plan"], ["name a config first", "proteinlm plan CONFIG"]),
         (["plan", "quickstart_causal", "--scale", "huge"], ["full", "tiny"]),
         (["plan", "quickstart_causal", "--scale", "tiny", "--mesh.fsdp", "3"], ["mesh.fsdp 3", "devices"]),
+        (["plan", "quickstart_causal", "--topology", ""], ["--topology is ''"]),
+        (["plan", "quickstart_causal", "--fit", "--rows-per-device", "0"], ["--rows-per-device is 0"]),
+        (["train", "quickstart_causal", "--optimizer.final-fraction", "inf", "--dry-run"], ["final_fraction is inf"]),
         (["train", "quickstart_causal", "--dataset", "nowhere", "--run", "x"], ["nowhere"]),
         (["train", "quickstart_causal", "--model.num-heads", "3", "--dry-run"], ["num_heads"]),
         (["train", "quickstart_causal", "--model.max-length", "100", "--dry-run"], ["batches.length is 256", "100"]),
@@ -219,7 +224,77 @@ def test_a_full_disk_is_one_sentence(capsys, monkeypatch):
 
     monkeypatch.setitem(COMMANDS, "report", full)
     assert main(["report", "x"]) == 2
-    assert "No space left on device: /data/x" in capsys.readouterr().err
+    assert "No space left on device: /data/x; make room" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        (["train", "quickstart_causal", "--dataset", "D", "--run", "r/a"], "r/a"),
+        (["train", "quickstart_causal", "--run=r/a", "--dataset", "D"], "r/a"),
+        (["ingest", "x.fasta", "--output", "there"], "there"),
+        (["evaluate", "run", "--splits", "ood"], "run"),
+        (["evaluate", "run", "--output"], "run"),
+    ],
+)
+def test_a_full_disk_that_names_no_file_gets_the_folder_named(arguments, where, capsys, monkeypatch, tmp_path):
+    def full(_arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    monkeypatch.setitem(COMMANDS, arguments[0], full)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert f"No space left on device: while writing in {where}; make room" in error
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tiny_dataset, capsys):
+    run = ["train", "quickstart_causal", "--scale", "tiny", "--dataset", str(tiny_dataset), "--run", "/proc/x"]
+    assert main(run) == 2
+    assert "No such file or directory: /proc/x" in capsys.readouterr().err
+
+
+def test_what_is_not_the_users_fault_keeps_its_traceback(monkeypatch):
+    def wrong(_arguments):
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setitem(COMMANDS, "report", wrong)
+    with pytest.raises(ZeroDivisionError) as found:
+        main(["report", "x"])
+    assert any(entry.name == "wrong" for entry in found.traceback)
+
+
+def test_one_of_several_processes_leaves_whatever_happens(monkeypatch, capsys):
+    """The others are told by its connections, which the end of the process closes."""
+    left = []
+    monkeypatch.setattr(processes, "leave", lambda code, *, gone=False: left.append((code, gone)))
+    gone = "process 1 is gone"
+    monkeypatch.setattr(processes, "who_is_gone", lambda error: gone if "Gloo" in str(error) else None)
+    for error, code, is_gone, words in (
+        (InputError("no dataset"), 2, False, "proteinlm report: no dataset"),
+        (RuntimeError("Gloo"), 1, True, f"proteinlm report: {gone}"),
+        (KeyboardInterrupt(), 130, False, "proteinlm report: interrupted."),
+        (KeyError("a bug"), 1, False, "Traceback"),
+    ):
+
+        def command(_arguments, error=error):
+            raise error
+
+        monkeypatch.setitem(COMMANDS, "report", command)
+        with contextlib.suppress(KeyError):
+            main(["report"])
+        assert left.pop() == (code, is_gone)
+        assert words in capsys.readouterr().err
+    # All leave at the same step, and end as they always do.
+    order = Interrupted(3, 15)
+
+    def interrupted(_arguments):
+        raise order
+
+    monkeypatch.setitem(COMMANDS, "report", interrupted)
+    assert main(["report"]) == 143
+    assert not left
 
 
 def test_ctrl_c_is_no_traceback(capsys, monkeypatch):

@@ -98,6 +98,12 @@ def test_not_json_is_said():
         (lambda: OptimizerConfig(clip=float("nan")), "clip"),
         (lambda: OptimizerConfig(b1=1.5), "b1"),
         (lambda: OptimizerConfig(eps=0.0), "eps"),
+        (lambda: OptimizerConfig(final_fraction=float("inf")), "optimizer.final_fraction is inf; .* a finite number"),
+        (lambda: OptimizerConfig(learning_rate=float("inf")), "optimizer.learning_rate is inf; .* a finite number"),
+        (lambda: OptimizerConfig(weight_decay=float("nan")), "optimizer.weight_decay is nan; .* a finite number"),
+        (lambda: ObjectiveConfig(mask_token=float("nan")), "objective.mask_token is nan; .* a finite number"),
+        (lambda: Config(redraw_growth=float("inf")), "redraw_growth is inf; .* a finite number"),
+        (lambda: with_attention(PolynomialConfig(beta=float("nan"))), r"model\.attention\.beta is nan"),
         (lambda: dataclasses.replace(Config(), seed=-1), "seed"),
         (lambda: ModelConfig(vocab_size=29, embed_dim=10, num_heads=3), "num_heads"),
     ],
@@ -171,6 +177,9 @@ def test_a_file_of_ones_own(tmp_path):
         ("def get_config():\n    return 3\n", "returned int"),
         ("x = 1\n", "get_config"),
         ("def get_config(:\n", "cannot be read"),
+        ("def get_config():\n    return 1 / 0\n", "cannot be read as a config .* ZeroDivisionError: division by zero"),
+        ("int('x')\n", "cannot be read as a config .* ValueError: invalid literal"),
+        ("x = '\x00'\n", "cannot be read as a config"),
         (
             "from proteinlm.config import Config\ndef get_config():\n    return Config(num_step=3)\n",
             "did you mean 'num_steps'",
@@ -184,6 +193,14 @@ def test_a_bad_file_is_named(tmp_path, text, words):
     with pytest.raises(InputError, match=words) as error:
         load_config(str(file))
     assert "bad.py" in str(error.value)
+
+
+@pytest.mark.parametrize("suffix", ["json", "py"])
+def test_a_file_that_is_no_text_is_named(tmp_path, suffix):
+    file = tmp_path / f"bad.{suffix}"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match=rf"bad\.{suffix} (is not JSON: it is not text|cannot be read)"):
+        load_config(str(file))
 
 
 def test_an_installed_package_finds_its_experiments(tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
 import dataclasses
+import errno
 import json
 import math
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import pandas as pd
 import pytest
 from flax import nnx
 
+from proteinlm import evaluate as evaluate_module
 from proteinlm.checkpoint import load_run
 from proteinlm.data import alphabet
 from proteinlm.data.dataset import ProteinDataset
@@ -135,6 +138,38 @@ def test_the_command_writes_tables_that_say_what_they_are(tiny_runs, capsys):
     saved = json.loads((tiny_runs["causal"] / "evaluation.json").read_text())
     assert saved["step"] == load_run(tiny_runs["causal"]).step
     assert saved["scores"][2]["perplexity"] == pytest.approx(table.perplexity[2])
+
+
+def test_folders_that_cannot_be_written_are_refused_before_a_model_runs(tiny_runs, monkeypatch, tmp_path):
+    def read_only(dir):
+        if Path(dir) == refused:
+            raise OSError(errno.EROFS, "Read-only file system", str(dir))
+        return open(tmp_path / "probe", "wb")
+
+    monkeypatch.setattr(evaluate_module.tempfile, "TemporaryFile", read_only)
+    monkeypatch.setattr(evaluate_module, "load_run", lambda *_, **__: pytest.fail("a model was loaded"))
+    run = tiny_runs["causal"]
+    for refused, options in ((run, {}), (tmp_path / "tables", {"table": True, "output": tmp_path / "tables"})):
+        with pytest.raises(InputError, match=rf"{refused} cannot be written \(Read-only file system\)"):
+            evaluate_command([run], ("test",), None, None, **options)
+
+
+def test_scores_are_shown_though_they_cannot_be_written(tiny_runs, monkeypatch, capsys):
+    """The disk is full when the first run's files are written; the second run's are."""
+    written = []
+
+    def full(scores, folder, about):
+        if folder == tiny_runs["causal"]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(folder)
+
+    monkeypatch.setattr(evaluate_module, "write_scores", full)
+    with pytest.raises(OSError, match="No space left"):
+        evaluate_command([tiny_runs["causal"], tiny_runs["masked"]], ("ood",), None, None)
+    shown = capsys.readouterr().out
+    assert "causal (first 128 tokens)" in shown
+    assert "masked (first 128 tokens)" in shown
+    assert written == [tiny_runs["masked"]]
 
 
 def test_numbers_that_are_not_numbers_are_null(tmp_path, tiny_runs):

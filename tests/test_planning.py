@@ -19,7 +19,7 @@ from proteinlm.config import (
 )
 from proteinlm.errors import InputError
 from proteinlm.flops import Work
-from proteinlm.planning import ROWS, Plan, describe_plan, fit, plan, step_work
+from proteinlm.planning import ROWS, Plan, describe_plan, describe_trial, fit, plan, step_work
 from proteinlm.sharding import one_device
 from proteinlm.trainer import Trainer, count_parameters
 
@@ -135,7 +135,7 @@ def test_fit_finds_the_largest_batch(monkeypatch, says, start):
 
 def test_fit_says_what_is_wrong(monkeypatch):
     monkeypatch.setattr(planning, "plan", imagined(lambda rows: 2000)[0])
-    with pytest.raises(InputError, match="not even 1 rows of 64 tokens fit a TPU v0"):
+    with pytest.raises(InputError, match="not even 1 rows a device fit, of 64 tokens each: a TPU v0 has"):
         fit(SMALL)
     monkeypatch.setattr(planning, "plan", imagined(lambda rows: 200, limit=None)[0])
     with pytest.raises(InputError, match="give --rows-per-device"):
@@ -150,6 +150,40 @@ def test_fit_takes_rows_that_divide_into_the_parts(monkeypatch):
     assert not any(rows % 4 for rows in asked)
 
 
+def test_fit_takes_multiples_where_no_usual_size_divides(monkeypatch):
+    made, asked = imagined(lambda rows: STATE + 14 * rows)
+    monkeypatch.setattr(planning, "plan", made)
+    parts = dataclasses.replace(SMALL, accumulate=17, batches=BatchesConfig(length=48, batch_size=17))
+    assert fit(parts)[0].rows_per_device == 51
+    assert not any(rows % 17 for rows in asked)
+
+
+def test_rows_below_one_are_refused(monkeypatch):
+    for rows in (0, -3):
+        with pytest.raises(InputError, match=f"--rows-per-device is {rows}; it must be at least 1"):
+            plan(SMALL, rows_per_device=rows)
+        with pytest.raises(InputError, match=f"--rows-per-device is {rows}; it must be at least 1"):
+            fit(SMALL, start=rows)
+
+
+def test_labels_say_whose_rows_and_which_memory():
+    made, _ = imagined(lambda rows: STATE + 2**20 * rows, limit=None)
+    fitting = dataclasses.replace(made("", "", 0), rows_per_device=2, temporary_bytes=2**22)
+    lines = describe_plan(fitting).splitlines()
+    assert lines[2].endswith("; 2 rows a device")
+    assert "4.0 MiB a device (XLA's count; largest batch)" in lines[5]
+    assert lines[6].endswith("a device: fits (state and temporaries)")
+    shared = dataclasses.replace(fitting, group=8, is_peak=True)
+    lines = describe_plan(shared).splitlines()
+    assert lines[2].endswith("; 2 rows a group of 8 devices")
+    assert "4.0 MiB a device (all, also those that never lie in memory together; largest batch)" in lines[5]
+    assert lines[6].endswith("a device: fits (XLA's peak, state included)")
+    assert describe_trial(shared).startswith("2 rows a group of 8 devices")
+    refused = made("", "", 5)
+    assert "DOES NOT FIT (what XLA asked for)" in describe_plan(refused)
+    assert describe_plan(dataclasses.replace(refused, total_bytes=None)).splitlines()[5].endswith("DOES NOT FIT")
+
+
 class TestWithLibtpu:
     @pytest.fixture(autouse=True)
     def libtpu(self):
@@ -157,10 +191,12 @@ class TestWithLibtpu:
 
     def test_a_plan_for_tpus_that_are_elsewhere(self):
         """Eight cores with a share of the state each: the real train step, compiled for them."""
-        shared = dataclasses.replace(SMALL, mesh=MeshConfig(data=1, fsdp=8))
+        shared = dataclasses.replace(SMALL, mesh=MeshConfig(data=1, fsdp=4, tensor=2))
         found = plan(shared, "v2:2x2", rows_per_device=2)
-        assert (found.device_kind, found.num_devices, found.rows, found.rows_per_device) == ("TPU v2", 8, 16, 2)
+        assert (found.device_kind, found.num_devices, found.rows) == ("TPU v2", 8, 8)
+        assert (found.rows_per_device, found.group) == (2, 2)
         assert found.fits
+        assert found.is_peak
         assert found.state_bytes < found.total_bytes <= found.state_bytes + found.temporary_bytes
         assert found.limit_bytes == pytest.approx(7.48 * 2**30, rel=0.01)
         whole = sum(leaf.nbytes for leaf in jax.tree.leaves(Trainer(SMALL).init()))

@@ -3,9 +3,12 @@
 import dataclasses
 import json
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +37,52 @@ def rows(run, kind):
     return {r["step"]: [r["loss"], r["accuracy"], r["tokens"]] for r in read_metrics(run) if r["kind"] == kind}
 
 
+def started(script, *options):
+    """Two processes of a script: python SCRIPT PROCESS_ID PORT OPTIONS; return their exit codes, stdout and stderr."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    both = [
+        subprocess.Popen(
+            [sys.executable, TESTS / script, *map(str, (index, port, *options))], env=environment(1), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=300) for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    return [process.returncode for process in both], said
+
+
+def lines(out):
+    return [line for line in out.splitlines() if "[Gloo]" not in line]
+
+
+def test_processes_refuse_different_orders_and_leave_at_once_when_one_dies():
+    start = time.monotonic()
+    codes, said = started("parting.py")
+    # JAX notices after 100 s.
+    assert time.monotonic() - start < 60
+    assert codes == [1, -signal.SIGKILL], said
+    for out, _ in said:
+        same, config, dataset = lines(out)
+        assert same == "agreed"
+        assert config == (
+            "refused the processes were not told the same: optimizer.learning_rate is 0.2 in process 0, 0.1 in process "
+            "1; seed is 0 in process 0, 5 in process 1. Give all of them the same command, but for --process-id."
+        )
+        assert "dataset's fingerprint is data 0 in process 0, data 1 in process 1; by is [] in" in dataset
+    (sentence,) = lines(said[0][1])
+    assert re.fullmatch(
+        r"proteinlm train: process 1 is gone \(connection (closed|reset)\); the same command on every process goes on "
+        r"from the run's newest checkpoint\.",
+        sentence,
+    )
+
+
 @pytest.mark.slow
 def test_two_processes_interrupted_and_resumed_give_the_losses_of_one(tmp_path, make_dataset):
     dataset = make_dataset(form="single", batches=7, batch_size=BATCH, length=48)
@@ -43,31 +92,16 @@ def test_two_processes_interrupted_and_resumed_give_the_losses_of_one(tmp_path, 
     # Parameters and optimizer state lie in halves, one a process: a checkpoint needs both.
     together = dataclasses.replace(alone, mesh=MeshConfig(data=1, fsdp=2))
     (tmp_path / "config.json").write_text(together.to_json())
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, TESTS / "joined.py"]
-    options = [port, tmp_path / "config.json", dataset, tmp_path / "run"]
-    started = [
-        subprocess.Popen(
-            [*command, str(index), *map(str, options)], env=environment(1), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for index in range(2)
-    ]  # fmt: skip
-    try:
-        said = [process.communicate(timeout=300) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0, 0], said[0][1] + said[1][1]
+    codes, said = started("joined.py", tmp_path / "config.json", dataset, tmp_path / "run")
+    assert codes == [0, 0], said[0][1] + said[1][1]
     # Ctrl-C came to the second before step 4 was sent off; both learn of it at step 5.
     for out, _ in said:
         assert "interrupted 5 2\n" in out
         assert "reached 6\n" in out
-        assert "refused" in out
+        assert "refused by its folder" in out
+        assert "seed is 0 in process 0, 1 in process 1" in out
     # One stream of metrics, one set of tables and of lines.
-    assert len([line for line in said[1][0].splitlines() if "[Gloo]" not in line]) == 3
+    assert len(lines(said[1][0])) == 4
     assert ["step 6 of 6" in err for _, err in said] == [True, False]
     for kind in ("train", "valid"):
         found, expected = rows(tmp_path / "run", kind), rows(tmp_path / "alone", kind)
@@ -102,8 +136,69 @@ def refuse():
         ({"coordinator": "localhost:1"}, "--num-processes and --process-id must be given too"),
         ({"num_processes": 2, "process_id": 0}, "--coordinator must be given too"),
         ({"coordinator": "localhost:1", "num_processes": 2, "process_id": 2}, "--process-id is 2; .* it is 0 to 1"),
+        ({"coordinator": "localhost:1", "num_processes": 0, "process_id": 0}, "--num-processes is 0; .* at least 1"),
+        *(
+            ({"coordinator": address, "num_processes": 1, "process_id": 0}, "it must be HOST:PORT of process 0")
+            for address in ("localhost", "localhost:abc", "localhost:0", "localhost:65536", "a:b:1", ":1", "::1", "")
+        ),
+        ({"coordinator": "no.host.invalid:1", "num_processes": 2, "process_id": 1}, "no host no.host.invalid is known"),
     ],
 )
 def test_half_said_is_refused(given, words):
     with pytest.raises(InputError, match=words):
         processes.join(**given)
+
+
+def test_no_cluster_is_a_sentence(monkeypatch):
+    def initialize(*_, **__):
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(processes.jax.distributed, "initialize", initialize)
+    with pytest.raises(InputError, match="--distributed found no cluster here"):
+        processes.join(automatic=True)
+
+
+def test_addresses_of_all_kinds_are_read():
+    assert processes._address("localhost:1234") == ("localhost", 1234)
+    assert processes._address("127.0.0.1:65535") == ("127.0.0.1", 65535)
+    assert processes._address("[::1]:1") == ("::1", 1)
+
+
+def test_who_waits_says_for_whom_and_gives_up_with_a_sentence(monkeypatch, capsys):
+    monkeypatch.setattr(processes, "_PATIENCE", 0.5)
+    monkeypatch.setattr(processes, "_SILENCE", 0.05)
+    with socket.socket() as bound:
+        # Bound, but nobody listens: connections are refused.
+        bound.bind(("localhost", 0))
+        port = bound.getsockname()[1]
+        with pytest.raises(InputError, match=f"process 0 does not answer at --coordinator localhost:{port}"):
+            processes.join(f"localhost:{port}", 2, 1)
+        assert f"waiting for process 0 at localhost:{port}" in capsys.readouterr().err
+        bound.listen()
+        with pytest.raises(InputError, match=f"process 0 cannot listen at port {port}"):
+            processes.join(f"localhost:{port}", 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("UNKNOWN: Gloo AllGather failed: [pair.cc] Connection closed by peer [10.0.0.1]:3"),
+         r"process 0 is gone \(connection closed\)"),
+        (RuntimeError("UNAVAILABLE: Failed to send RPC to coordination service."), r"process 0 is gone \(UNAVAILABLE"),
+        (ValueError("Barrier failed: UNAVAILABLE: Task 1 heartbeat timeout."), r"process 0 is gone \(no answer"),
+        (ValueError("UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue() timed out"),
+         r"process 0 is gone \(no answer\)"),
+        (InputError("heartbeat is no field"), None),
+        (ValueError("shapes differ"), None),
+    ],
+)  # fmt: skip
+def test_errors_that_mean_another_process_is_gone(monkeypatch, error, words):
+    assert processes.who_is_gone(error) is None
+    monkeypatch.setattr(processes.jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(processes.jax, "process_index", lambda: 1)
+    wrapped = KeyError("while saving")
+    wrapped.__cause__ = error
+    for each in (error, wrapped):
+        found = processes.who_is_gone(each)
+        assert re.search(words, found or "") if words else found is None

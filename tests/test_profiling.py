@@ -26,6 +26,11 @@ def test_what_names_no_steps_is_refused(text):
         Profile(text)
 
 
+def test_a_finished_run_has_nothing_to_trace(tmp_path):
+    with pytest.raises(InputError, match="--profile 1 has no step to trace: the run is finished, at step 9"):
+        traced("1", 9, 9, tmp_path)
+
+
 @pytest.mark.parametrize(("text", "start"), [("3:5", 3), ("8:12", 0), ("9", 0)])
 def test_steps_that_this_start_does_not_train_are_refused(text, start, tmp_path):
     with pytest.raises(InputError, match=f"this start trains the steps {start + 1} to 10"):

@@ -104,6 +104,13 @@ def test_without_libtpu_it_says_what_to_install(monkeypatch):
         topologies.devices("v2:1x1")
 
 
+@pytest.mark.parametrize("topology", ["", " ", "v2", "16x16", "v2-8"])
+def test_what_names_no_topology_is_refused(topology, monkeypatch):
+    monkeypatch.setattr(topologies.topologies, "get_topology_desc", lambda **_: pytest.fail("libtpu was asked"))
+    with pytest.raises(InputError, match=f"--topology is '{topology}'; it must be a generation and a grid"):
+        topologies.devices(topology)
+
+
 class TestWithLibtpu:
     @pytest.fixture(autouse=True)
     def libtpu(self):

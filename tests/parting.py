@@ -1,0 +1,44 @@
+"""One of two processes that are told different things, and one of which dies in the middle of its command.
+
+usage: python parting.py PROCESS_ID PORT
+"""
+
+import dataclasses
+import os
+import signal
+import sys
+
+import jax
+
+from proteinlm import processes
+from proteinlm.cli import COMMANDS, main
+from proteinlm.config import BatchesConfig, Config, OptimizerConfig
+from proteinlm.errors import InputError
+from proteinlm.sharding import make_mesh
+
+
+def tell(config, fingerprint, **others):
+    try:
+        processes.agree(config, fingerprint, **others)
+        print("agreed", flush=True)
+    except InputError as error:
+        print("refused", error, flush=True)
+
+
+def command(arguments):
+    vote = processes.Vote(make_mesh())
+    for step in range(100):
+        vote.of(step)
+        if step == 3 and jax.process_index() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    index = int(sys.argv[1])
+    processes.join(f"localhost:{sys.argv[2]}", 2, index)
+    # Threads that read are each process's own affair.
+    tell(dataclasses.replace(Config(), batches=BatchesConfig(num_threads=index + 1)), "abc", by=["length"])
+    tell(Config(seed=5 * index, optimizer=OptimizerConfig(learning_rate=0.1 if index else 0.2)), "abc")
+    tell(Config(), f"data {index}", by=["length"] * index)
+    COMMANDS["train"] = command
+    main(["train"])
