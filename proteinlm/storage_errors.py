@@ -31,19 +31,16 @@ def reason_of(error: Exception, folder: Path) -> str:
 @contextlib.contextmanager
 def quiet_callbacks() -> Iterator[None]:
     """Drop what TensorStore's threads print of the other arrays, once reading one has failed and nobody waits."""
-    before = sys.excepthook
+    before = sys.unraisablehook
 
-    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if f"{error}" != "Event loop is closed":
-            before(kind, error, trace)
+    def hook(unraisable: Any) -> None:
+        if f"{unraisable.exc_value}" != "Event loop is closed":
+            before(unraisable)
 
-    sys.excepthook = hook
-    try:
-        yield
-        sys.excepthook = before
-    except RuntimeError:
-        sys.excepthook = before
-        raise
+    sys.unraisablehook = hook
+    # After an error it stays: the threads go on for a while.
+    yield
+    sys.unraisablehook = before
 
 
 @contextlib.contextmanager

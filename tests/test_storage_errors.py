@@ -1,6 +1,7 @@
 """Long errors of TensorStore become a code and a file; noise of its threads is dropped, and nothing else."""
 
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,13 @@ def test_the_code_and_the_last_file_are_what_matters():
 
 def test_only_the_noise_of_closed_loops_is_dropped(monkeypatch):
     seen = []
-    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: seen.append(f"{error}"))
-    before = sys.excepthook
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: seen.append(f"{unraisable.exc_value}"))
+    before = sys.unraisablehook
     with quiet_callbacks():
         pass
-    assert sys.excepthook is before
+    assert sys.unraisablehook is before
     with pytest.raises(ValueError, match="bad"), quiet_callbacks():
         raise ValueError("bad")
     for text in ("Event loop is closed", "another"):
-        sys.excepthook(RuntimeError, RuntimeError(text), None)
+        sys.unraisablehook(types.SimpleNamespace(exc_value=RuntimeError(text)))  # pyright: ignore[reportArgumentType]
     assert seen == ["another"]
