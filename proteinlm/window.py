@@ -62,7 +62,7 @@ class Window:
         self._config, self._log, self._line, self._checkpoints = config, log, line, checkpoints
         self._schedule: Callable[[int], Any] = learning_rate_schedule(config.optimizer, config.num_steps)
         # Its own small programs are compiled here, not in the time of the first steps.
-        jax.device_get(self._schedule(0))
+        jax.block_until_ready(self._schedule(0))
         self._flight: _Flight | None = None
         self._steps, self._tokens = int(unfinished.get("steps", 0)), int(unfinished.get("tokens", 0))
         self._sums = Sums(*(float(unfinished.get(name, 0.0)) for name in _SUMS))
