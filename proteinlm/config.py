@@ -165,7 +165,7 @@ class Config:
         checkpoint_every: steps between checkpoints; one is always written at the end and on SIGTERM or Ctrl-C.
         keep_checkpoints: how many of the newest are kept.
         keep_best: how many more are kept, those with the lowest loss on valid. An evaluation that is among them is
-            followed by a checkpoint. (The one at the end takes all of valid, and is compared with none of a sample.)
+            followed by a checkpoint. (Of the one at the end, the part on the sample of the others is compared.)
         log_every: steps between lines of metrics.jsonl.
         redraw_every: steps between redraws of random features; 0 means never.
         redraw_growth: each interval between redraws is so many times the one before; 1 keeps them equal.

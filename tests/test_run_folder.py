@@ -122,6 +122,6 @@ def test_what_a_run_leaves_explains_itself(tmp_path, dataset, monkeypatch):  # n
     log = (run / "train.log").read_text()
     assert "from the beginning" in log
     assert "run: step 5 of 5" in log
-    with pytest.raises(InputError, match="asks for the steps 3 to 4, but this start trains the steps 6 to 5"):
+    with pytest.raises(InputError, match="3:4 has no step to trace: the run is finished, at step 5"):
         train(config, dataset, run, profile="3:4")
     assert "ended by InputError: --profile 3:4" in (run / "train.log").read_text()
