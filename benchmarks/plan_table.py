@@ -206,21 +206,21 @@ def run(minutes: float, only: str) -> None:
 
 def show() -> None:
     rows = read()
-    columns = "config | attention | L | topology | rows a device | memory, GiB | limit | estimated s a step"
-    print(f"| {columns} | tokens/s a device |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    columns = "config | attention | L | topology | rows a device | state + temporaries, GiB | peak, GiB | limit"
+    print(f"| {columns} | estimated s a step | tokens/s a device |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for row in rows:
-        # The first rows were made before the peak was read: state and temporaries are no less.
-        memory = row["peak_gib"] or row["total_gib"] or "?"
         rate = ""
         if row["seconds"]:
             rate = f"{int(row['tokens']) / int(row['num_devices']) / float(row['seconds']):,.0f}"
-        memory = f"{float(memory):.2f}" if memory != "?" else "?"
-        verdict = memory if row["fits"] == "True" else f"{memory}, does not fit"
+        total = f"{float(row['total_gib']):.2f}" if row["total_gib"] else ""
+        # The first rows were made before the peak was read.
+        peak = f"{float(row['peak_gib']):.2f}" if row["peak_gib"] else ""
+        peak = peak if row["fits"] == "True" else f"{peak} does not fit"
         seconds = f"{float(row['seconds']):.3f}" if row["seconds"] else ""
         print(
             f"| {row['config']} | {row['attention']} | {int(row['length']):,} | {row['topology']} | "
-            f"{row['rows_per_device']} | {verdict} | {float(row['limit_gib']):.2f} | {seconds} | {rate} |"
+            f"{row['rows_per_device']} | {total} | {peak} | {float(row['limit_gib']):.2f} | {seconds} | {rate} |"
         )
     missing = [asked.name for asked in wanted() if not done(asked, rows)]
     print(f"\nnot done, {len(missing)} of {len(wanted())}:", *missing, sep="\n- ")
