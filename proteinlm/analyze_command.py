@@ -1,10 +1,10 @@
 """What `proteinlm analyze` does: finds the model, the proteins and the windows, and calls analysis for each part."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import json
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,22 +12,26 @@ from proteinlm.analysis.analyze import analyze_head_kinds, analyze_protein, anal
 from proteinlm.analysis.analyze_structure import analyze_structure
 from proteinlm.analysis.analyze_windows import analyze_windows
 from proteinlm.analysis.interactive import TooLargeError, analyze_interactive
-from proteinlm.analysis.proteins import BPT1_BOVIN
+from proteinlm.analysis.proteins import BPT1_BOVIN, capacity
 from proteinlm.analysis.windows import holds_several
-from proteinlm.analyze_options import Analyze, Part
+from proteinlm.analyze_options import DEFAULT_PROTEIN, Analyze, Part
 from proteinlm.checkpoint import Run, load_run
 from proteinlm.data.batches import evaluation_batches
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.data.uniprot import first_record
 from proteinlm.errors import InputError
+from proteinlm.files import whole_file
 from proteinlm.logs import console
+from proteinlm.sequence_results import sequence_facts
 
 MOST_FOR_KINDS = 100
 """Proteins that head kinds are measured on at most: more change no kind, and each is probed whole."""
 
 
 def analyze_command(given: Analyze) -> None:
-    """Draw every part that is asked for, and say where it is.
+    """Draw every part that is asked for, say what was found, and where it is.
+
+    OUTPUT/analysis.json says which run, checkpoint and dataset it is of, with the summary of each part.
 
     Raises:
         InputError: an option that does not fit the run, the dataset or the model.
@@ -37,10 +41,30 @@ def analyze_command(given: Analyze) -> None:
     output = given.output or given.run / "analysis"
     parts = _parts(given, run)
     dataset = _dataset(given, run, parts)
+    found: dict[str, Any] = {}
     for part in parts:
-        with _shown(part):
-            _PARTS[part](given, run, dataset, output)
-    print(f"figures and arrays are in {output}")
+        with console.status(f"analyzing: {part}"):
+            found[part], said = _PARTS[part](given, run, dataset, output)
+        for sentence in said:
+            console.print(f"{part}: {sentence}", soft_wrap=True, highlight=False, markup=False)
+    about = {
+        "run": run.name, "step": run.step, "dataset": str(dataset.path if dataset else run.dataset),
+        "fingerprint": dataset.fingerprint if dataset else run.dataset_fingerprint, "split": given.split,
+    }  # fmt: skip
+    _note(output / "analysis.json", about, found)
+    print(f"figures and arrays of {run.name}, step {run.step}, are in {output}")
+
+
+def _note(path: Path, about: dict[str, Any], found: dict[str, Any]) -> None:
+    """Write what figures are of; parts that were drawn before stay if they are of the same."""
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        before = {}
+    same = isinstance(before, dict) and {name: before.get(name) for name in about} == about
+    with whole_file(path) as handle:
+        json.dump({**about, "parts": {**(before["parts"] if same else {}), **found}}, handle, indent=2)
+        handle.write("\n")
 
 
 def _check(given: Analyze) -> None:
@@ -48,6 +72,9 @@ def _check(given: Analyze) -> None:
         raise InputError(f"--sequences is {given.sequences}; it cannot be below 0.")
     if given.windows < 1:
         raise InputError(f"--windows is {given.windows}; it must be at least 1.")
+    needing = [part for part in given.parts if part in ("kinds", "similarity")]
+    if needing and not given.sequences:
+        raise InputError(f"--sequences is 0, and the part {needing[0]} is measured on sequences: give 1 or more.")
     if "structure" in given.parts and given.structure is None:
         raise InputError("the part structure needs a file: name a PDB or mmCIF file with --structure.")
     if given.structure is None and (given.chain is not None or given.training_structures):
@@ -67,74 +94,117 @@ def _parts(given: Analyze, run: Run) -> tuple[Part, ...]:
 
 def _dataset(given: Analyze, run: Run, parts: tuple[Part, ...]) -> ProteinDataset | None:
     """Return the dataset where a part needs it: a protein from a file can be drawn without."""
-    named = given.protein == "BPT1_BOVIN" or Path(given.protein).is_file()
-    if {"kinds", "similarity", "windows"} & set(parts) or ("maps" in parts and not named):
+    named = given.protein == DEFAULT_PROTEIN or Path(given.protein).is_file()
+    if {"kinds", "similarity", "windows"} & set(parts) or not named:
         return ProteinDataset.open(given.dataset or run.dataset)
     return None
 
 
-@contextmanager
-def _shown(part: Part) -> Iterator[None]:
-    """Say what is being done; it may take minutes."""
-    with console.status(f"analyzing: {part}"):
-        yield
+Found = tuple[dict[str, Any], Sequence[str]]
+"""A part's summary, and what is said of it on the terminal."""
 
 
-def _maps(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path) -> None:
+def _maps(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path) -> Found:
     name, sequence = _protein(given.protein, dataset)
+    room = capacity(run.model)
+    if given.protein == DEFAULT_PROTEIN and len(sequence) > room:
+        raise InputError(
+            f"{name}, which is drawn by default, has {len(sequence)} residues, and this model reads at most {room}: "
+            "name a shorter one with --protein, or leave the part maps out of --parts."
+        )
     layers, heads = given.layers or None, given.heads or None
-    analyze_protein(run.model, sequence, output, name=name, layers=layers, heads=heads)
+    summary = analyze_protein(run.model, sequence, output, name=name, layers=layers, heads=heads)
+    said = [f"{name}, {summary['num_residues']} residues; heads in detail: {summary['heads_chosen']}"]
     try:
         analyze_interactive(run.model, sequence, output, name=name, layers=layers, heads=heads)
     except TooLargeError as error:
-        print(f"attention.html is left out: {error}", file=sys.stderr)
+        said.append(f"attention.html is left out: {error}")
+    return summary, said
 
 
-def _kinds(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path) -> None:
+def _kinds(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path) -> Found:
     number = min(given.sequences, MOST_FOR_KINDS)
-    analyze_head_kinds(run.model, _sequences(dataset, given.split, number, run), output)
+    sequences, said = _sequences(dataset, given.split, number, run)
+    summary = analyze_head_kinds(run.model, sequences, output)
+    return summary, [*said, f"over {summary['num_sequences']} proteins: {summary['sentence']}"]
 
 
-def _similarity(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path) -> None:
-    sequences = _sequences(dataset, given.split, given.sequences, run)
-    analyze_similarity(run.model, sequences, output, blosum=given.blosum, order=given.order)
+def _similarity(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path) -> Found:
+    sequences, said = _sequences(dataset, given.split, given.sequences, run)
+    summary = analyze_similarity(run.model, sequences, output, blosum=given.blosum, order=given.order)
+    agreement, number = summary["agreement"], summary["num_sequences"]
+    if agreement["pearson"] is None:
+        return summary, [*said, f"over {number} proteins: no correlation, since one of the two does not vary"]
+    few = "; few proteins, so that chance is large" if number < 20 else ""
+    found = f"over {number} proteins: r = {agreement['pearson']:.2f} with {summary['blosum']}"
+    return summary, [*said, f"{found}, one-sided p = {agreement['pearson_p']:.2g} by permutation{few}"]
 
 
-def _windows(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path) -> None:
-    dataset = _with_split(dataset, given.split)
-    if run.config.batches.form != "concat":
+def _windows(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path) -> Found:
+    dataset, batches = _with_split(dataset, given.split), run.config.batches
+    if batches.form != "concat":
         raise InputError(
-            f"{run.name} was trained with batches.form {run.config.batches.form}, and the part windows is about "
-            "concatenated sequences: name a run with batches.form concat."
+            f"{run.name} was trained with batches.form {batches.form}, and the part windows is about concatenated "
+            "sequences: name a run with batches.form concat."
         )
-    batches = evaluation_batches(dataset, run.config.batches, given.split)
-    windows = list(islice((row for batch in batches for row in batch["tokens"] if holds_several(row)), given.windows))
-    if not windows:
+    rows = (row for batch in evaluation_batches(dataset, batches, given.split) for row in batch["tokens"])
+    # Places in the split's stream, from which the names of proteins follow.
+    chosen = list(islice(((i, row) for i, row in enumerate(rows) if holds_several(row)), given.windows))
+    if not chosen:
         raise InputError(
-            f"no window of {run.config.batches.length} tokens of {given.split} holds two proteins: name another split."
+            f"no window of {batches.length} tokens of {given.split} holds two proteins: name another split."
         )
-    if len(windows) < given.windows:
-        print(
-            f"{given.split} has {len(windows)} windows with two proteins or more; all are used (--windows asked for "
-            f"{given.windows})",
-            file=sys.stderr,
+    said = []
+    if len(chosen) < given.windows:
+        said.append(
+            f"{given.split} has {len(chosen)} windows with two proteins or more; all are used (--windows asked for "
+            f"{given.windows})"
         )
-    analyze_windows(run.model, windows, output)
+    names = _names_in_windows(dataset, given.split, [i for i, _ in chosen], batches.length, run.model.causal)
+    summary = analyze_windows(run.model, [row for _, row in chosen], output, names=names)
+    said.append(f"{summary['num_proteins']} proteins in {len(chosen)} windows of {batches.length} tokens")
+    return summary, [*said, *summary.get("warnings", ())]
 
 
-def _structure(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path) -> None:
+def _names_in_windows(
+    dataset: ProteinDataset, split: str, windows: Sequence[int], length: int, causal: bool
+) -> list[list[str]]:
+    """Return the accessions of the proteins in windows of a split's stream, with "..." where a part is outside."""
+    accessions = sequence_facts(dataset, split)["accession"].to_pylist()
+    stops = np.cumsum(dataset.lengths(split) + 1) - 1
+    starts = np.concatenate([[0], stops[:-1] + 1])
+    names = []
+    for window in windows:
+        first = window * length
+        # A causal model does not read a window's last token.
+        last = min(first + length, int(stops[-1]) + 1) - int(causal)
+        inside = np.flatnonzero((starts < last) & (stops > first))
+        names.append(
+            [("..." if starts[i] < first else "") + accessions[i] + ("..." if stops[i] > last else "") for i in inside]
+        )
+    return names
+
+
+def _structure(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path) -> Found:
     assert given.structure is not None
-    analyze_structure(run.model, given.structure, output, chain=given.chain, training=given.training_structures)
+    # The file says what it is of, unless a protein is named.
+    own = given.protein == DEFAULT_PROTEIN
+    name, sequence = (None, None) if own else _protein(given.protein, dataset)
+    summary = analyze_structure(
+        run.model, given.structure, output, chain=given.chain, name=name, sequence=sequence,
+        training=given.training_structures,
+    )  # fmt: skip
+    return summary, [f"{summary['protein']}, {summary['num_resolved']} residues", *summary.get("warnings", ())]
 
 
-_PARTS: dict[Part, Callable[[Analyze, Run, ProteinDataset | None, Path], None]] = {
+_PARTS: dict[Part, Callable[[Analyze, Run, ProteinDataset | None, Path], Found]] = {
     "maps": _maps, "kinds": _kinds, "similarity": _similarity, "windows": _windows, "structure": _structure,
 }  # fmt: skip
 
 
 def _protein(wanted: str, dataset: ProteinDataset | None) -> tuple[str, bytes]:
     """Return the name and the letters of the paper's protein, of a FASTA file's first record, or of an accession."""
-    if wanted == "BPT1_BOVIN":
+    if wanted == DEFAULT_PROTEIN:
         return "BPT1_BOVIN (P00974)", BPT1_BOVIN
     if Path(wanted).is_file():
         record = first_record(Path(wanted))
@@ -154,8 +224,11 @@ def _with_split(dataset: ProteinDataset | None, split: str) -> ProteinDataset:
     return dataset
 
 
-def _sequences(dataset: ProteinDataset | None, split: str, number: int, run: Run) -> list[bytes]:
-    """Return the first sequences of a split that fit the model whole, in the dataset's order (that of the digests)."""
+def _sequences(dataset: ProteinDataset | None, split: str, number: int, run: Run) -> tuple[list[bytes], list[str]]:
+    """Return the first sequences of a split that fit the model whole, in the dataset's order (that of the digests).
+
+    And a sentence where there are fewer than asked for.
+    """
     dataset = _with_split(dataset, split)
     limit = run.config.model.max_length
     # One place is left for the special token that stands beside the residues.
@@ -164,10 +237,10 @@ def _sequences(dataset: ProteinDataset | None, split: str, number: int, run: Run
         raise InputError(
             f"no sequence of {split} is shorter than the model's {limit} positions: name another split with --split."
         )
+    said = []
     if len(fitting) < number:
-        print(
-            f"{split} has {len(fitting)} sequences shorter than the model's {limit} positions; all are used "
-            f"(--sequences asked for {number})",
-            file=sys.stderr,
+        said.append(
+            f"{split} has {len(fitting)} sequences shorter than the model's {limit} positions; all are used (asked for "
+            f"{number})"
         )
-    return dataset.sequences(split, fitting)
+    return dataset.sequences(split, fitting), said

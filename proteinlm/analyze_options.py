@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+DEFAULT_PROTEIN = "BPT1_BOVIN"
 Part = Literal["maps", "kinds", "similarity", "windows", "structure"]
 """What can be drawn; see `Analyze.parts`."""
 
@@ -39,9 +40,9 @@ class Analyze:
     parts: tuple[Part, ...] = ()
     """Which of the above; by default maps, kinds and similarity, windows for a run on concatenated sequences, structure
     where one is given."""
-    protein: str = "BPT1_BOVIN"
+    protein: str = DEFAULT_PROTEIN
     """Protein of the maps: BPT1_BOVIN (P00974, as in the paper), a FASTA file (its first record), or an accession of
-    the dataset."""
+    the dataset. Named with --structure, it is what the structure is laid on; else the structure's own sequence is."""
     layers: tuple[int, ...] = ()
     """Layers of the maps, counted from 0; by default the first 4, and all in attention.html."""
     heads: tuple[int, ...] = ()

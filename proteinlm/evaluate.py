@@ -32,7 +32,7 @@ from proteinlm.data.batches import evaluation_batches
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.data.statistics import EmpiricalBaseline
 from proteinlm.errors import InputError
-from proteinlm.evaluation_files import Details, facts_of
+from proteinlm.evaluation_files import Details, check_form, facts_of
 from proteinlm.files import whole_file
 from proteinlm.logs import console, print_table
 from proteinlm.metrics import Score, Sums, score
@@ -285,8 +285,10 @@ def evaluate_command(
     common = Path(os.path.commonpath([folder.resolve() for folder in runs]))
     tables = output or (runs[0] if len(runs) == 1 else common)
     for folder in runs:
+        # All of them before the first is scored.
         config, origin = read_run_files(folder)
         data = ProteinDataset.open(dataset or origin["dataset"])
+        check_form(str(folder), config.batches.form, by)
         processes.agree(
             config, data.fingerprint,
             runs=labels, splits=list(splits), step=step, by=list(by), calibration=calibrate, table=table,

@@ -31,19 +31,23 @@ from proteinlm.files import whole_file
 from proteinlm.sequence_results import SEQUENCES_FILE, sequence_facts, write_sequences
 
 
+def check_form(run: str, form: str, by: Sequence[str]) -> None:
+    """Raise InputError where a run reads windows and a breakdown by what a protein is was asked for."""
+    by_sequence = [name for name in by if name in BY_SEQUENCE]
+    if form == "concat" and by_sequence:
+        raise InputError(
+            f"{run} reads windows that hold parts of several proteins, so there is no breakdown by "
+            f"{' or '.join(by_sequence)}: leave it out of --by (residue and position are there)."
+        )
+
+
 def facts_of(dataset: ProteinDataset, splits: Sequence[str], form: str, by: Sequence[str]) -> dict[str, pa.Table]:
     """Return `sequence_facts` of each split that is not empty; none for windows, which are of several proteins.
 
     Raises:
-        InputError: a breakdown was asked for that cannot be made of this dataset, or of windows.
+        InputError: a breakdown was asked for that cannot be made of this dataset.
     """
-    by_sequence = [name for name in by if name in BY_SEQUENCE]
     if form == "concat":
-        if by_sequence:
-            raise InputError(
-                f"the run reads windows that hold parts of several proteins, so there is no breakdown by "
-                f"{' or '.join(by_sequence)}: leave it out of --by (residue and position are there)."
-            )
         return {}
     facts = {split: sequence_facts(dataset, split) for split in splits if dataset.counts.get(split)}
     if "identity" in by:

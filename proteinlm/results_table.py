@@ -104,7 +104,7 @@ def table_lines(runs: Sequence[Evaluated], *, paper: bool = False) -> list[Line]
             beside = (kind, *theirs) if theirs else None
             known = any((o.score, o.about["fingerprint"]) == (s, run.about["fingerprint"]) for o in lines)
             if not (is_baseline and known):
-                lines.append(Line(objective, split, name, s, run.about, beside))
+                lines.append(Line(objective, split, name, s, {**run.about, "label": run.label}, beside))
     if paper:
         groups = {(line.objective, line.split) for line in lines}
         there = {(line.objective, line.split, line.paper[0]) for line in lines if line.paper}
@@ -114,7 +114,7 @@ def table_lines(runs: Sequence[Evaluated], *, paper: bool = False) -> list[Line]
                     lines.append(Line(objective, split, name, None, {}, (name, *numbers)))
     baselines = Counter((line.objective, line.split) for line in lines if line.score and line.model == BASELINE)
     lines = [
-        replace(line, model=f"{BASELINE}, as {line.about['run']}")
+        replace(line, model=f"{BASELINE}, as {line.about['label']}")
         if line.score and line.model == BASELINE and baselines[line.objective, line.split] > 1
         else line
         for line in lines
