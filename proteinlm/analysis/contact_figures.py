@@ -8,6 +8,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.textpath import text_to_path
@@ -47,11 +48,11 @@ def contact_figure(
     low, high = np.nonzero(np.triu(contacts, CLOSEST))
     side = 4.6
     texts = (f"Contacts of {name}", f"above the diagonal: the {len(predicted)} highest pairs of", predictor)
-    title = [line for text in texts for line in _wrapped(text, side - 0.2, 9)]
+    title = [line for text in texts for line in _wrapped(text, side - 0.3, 9)]
     below = [line for note in notes for line in _wrapped(_sentence(note), side - 1, 7)]
-    height = 0.15 * len(title) + 0.12 * len(below)
+    height = 0.165 * len(title) + 0.13 * len(below)
     with figures.style():
-        figure = Figure(figsize=(side, side + 0.3 + height))
+        figure = Figure(figsize=(side, side + 0.45 + height), layout=ConstrainedLayoutEngine(h_pad=0.07))
         panel = figure.subplots()
         for start, stop in _runs(~resolved):
             panel.axhspan(start + 0.5, stop + 0.5, color=figures.HIDDEN, linewidth=0, zorder=0)
@@ -113,8 +114,8 @@ def precision_figure(
     cmap = colormaps[figures.SEQUENTIAL].with_extremes(bad=figures.HIDDEN)
     num_layers, num_heads = by_head.shape
     texts = (f"Contacts of {name} found by attention", note)
-    title = [line for text in texts if text for line in _wrapped(text, figures.PAGE - 0.2, 9)]
-    height = 1.35 + 0.15 * len(title) + max(0.28 * len(table) + 0.3, min(0.22 * num_layers, 5))
+    title = [line for text in texts if text for line in _wrapped(text, figures.PAGE - 0.3, 9)]
+    height = 1.35 + 0.165 * len(title) + max(0.28 * len(table) + 0.3, min(0.22 * num_layers, 5))
     with figures.style():
         figure = Figure(figsize=(figures.PAGE, height))
         left, right = figure.subplots(1, 2, width_ratios=(len(RANGES) * len(CUTS), max(4, min(num_heads, 9))))
