@@ -111,23 +111,22 @@ def analyze_windows(
     control_share = _mean_shares(every_control)
     figure, _ = window_figures.share_figure(share, even, num_windows=len(found), causal=model.causal)
     files = save_figure(figure, stem.with_name("windows_shares"))
-    one, labels = read[shown - 1], names[shown - 1] if names else None
+    one = beside = read[shown - 1]
     of_shown = pairs[:, 0] == shown
     shown_t = _matrix(pairs[of_shown], judged.t[of_shown], len(one.starts), causal=model.causal)
     if control == "residues":
-        beside, beside_labels = one, labels
         drawn = _first_draw(control_values[of_shown], judged.spread)
         beside_t = _matrix(pairs[of_shown], drawn, len(one.starts), causal=model.causal)
     else:
         place = min(shown, len(controls)) - 1
-        beside, beside_labels = controls[place], None
+        beside = controls[place]
         there = _pairs(control_matrices[place : place + 1])
         drawn = (_at(control_matrices[place : place + 1], there) - control_values.mean()) / judged.spread
         beside_t = _matrix(there, drawn, len(beside.starts), causal=model.causal)
     figure, _ = window_figures.score_figure(
         shown_t, beside_t, lengths=one.stops - one.starts, control_lengths=beside.stops - beside.starts,
         name=f"window {shown}", null=NULLS[control], own=control == "residues", causal=model.causal,
-        labels=labels, control_labels=beside_labels,
+        labels=names[shown - 1] if names else None,
     )  # fmt: skip
     files += save_figure(figure, stem.with_name("windows_pairs"))
     arrays: dict[str, Any] = {

@@ -15,7 +15,8 @@ The control is what the model does with windows in which nothing but chance rela
 Shuffled residues leave a pair its composition, and pairs differ by composition far more than a pair's draws do among
 themselves. A pair is therefore held against its own draws alone (`against_own_control`): ranked by score, the list
 would mostly say which proteins are made of what. Dealt proteins are other pairs; against them there is only the pooled
-null (`against_all_controls`), which composition is part of.
+null (`against_all_controls`), which composition is part of. A pair above its own control says that order matters, not
+yet that the two interact: a motif that draws attention from every protein raises all pairs of its protein.
 """
 
 from collections.abc import Sequence

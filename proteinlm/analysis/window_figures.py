@@ -70,7 +70,6 @@ def score_figure(
     own: bool,
     causal: bool,
     labels: Sequence[str] | None = None,
-    control_labels: Sequence[str] | None = None,
 ) -> tuple[Figure, np.ndarray]:
     """Draw how far the pairs of proteins of one window lie above their control, beside a draw of the control.
 
@@ -83,9 +82,10 @@ def score_figure(
         lengths, control_lengths: residues of each protein, written beside the rows.
         name: the window, for the title.
         null: what the control shuffles, for the title of its panel.
-        own: whether each pair is held against its own control, or all against all; the label says so.
+        own: whether each pair is held against its own control, which then has the same proteins in the same places, or
+            all against all; the label says so.
         causal: whether only earlier proteins are seen; the caption says so.
-        labels, control_labels: names of the proteins; None leaves their number from 1 alone.
+        labels: names of the window's proteins, beside its rows; None leaves their number from 1 alone.
 
     Returns:
         The Figure, and its two Axes.
@@ -93,14 +93,13 @@ def score_figure(
     cmap = colormaps[figures.SEQUENTIAL].with_extremes(bad=figures.HIDDEN)
     both = np.concatenate([matrix[~np.isnan(matrix)] for matrix in (scores, control)])
     top = max(float(np.abs(both).max(initial=0)), 3.0)
-    direction = "attended to" if causal else "of the pair"
     with figures.style():
-        figure = Figure(figsize=(figures.PAGE, 4.7))
+        figure = Figure(figsize=(figures.PAGE, 4.3 if labels else 4.7))
         axes = figure.subplots(1, 2)
         image = None
         panels = (
             (scores, lengths, "this window", labels),
-            (control, control_lengths, f"one draw of the control:\n{null}", control_labels),
+            (control, control_lengths, f"one draw of the control:\n{null}", None),
         )
         for panel, (matrix, sizes, title, given) in zip(axes, panels, strict=True):
             image = panel.imshow(np.ma.masked_invalid(matrix), cmap=cmap, norm=Normalize(-top, top))
@@ -108,7 +107,7 @@ def score_figure(
             if number <= 8:
                 for (row, column), value in np.ndenumerate(matrix):
                     colour = "white" if value < 0.2 * top else "black"
-                    text = "" if np.isnan(value) else f"{value:+.1f}"
+                    text = "" if np.isnan(value) else f"{round(float(value), 1) + 0.0:+.1f}"
                     panel.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
             ticks = range(0, number, max(1, -(-number // 16)))
             panel.set_xticks(ticks, [str(i + 1) for i in ticks])
@@ -118,9 +117,9 @@ def score_figure(
             panel.set_title(title, fontsize=8)
             panel.tick_params(length=0)
             panel.spines[:].set(visible=True, linewidth=0.4)
-            panel.set_xlabel(f"protein {direction}, by its place in the window")
-        what = "attending protein" if causal else "protein of the pair"
-        axes[0].set_ylabel(f"{what} (residues)")
+            panel.set_xlabel("protein attended to" if causal else "other protein of the pair")
+        what = "attending protein" if causal else "protein"
+        axes[0].set_ylabel(f"{what}, by its place in the window (residues)")
         assert image is not None
         bar = figure.colorbar(image, ax=axes, location="bottom", aspect=50, shrink=0.6, pad=0.03)
         bar.ax.axvline(0, color="white", linewidth=1.5)
