@@ -34,7 +34,7 @@ def test_no_title_is_cut_at_the_edge_of_the_image(text):
     table_figure, _ = contact_figures.precision_figure(
         {"chance": np.ones((3, 3))}, np.ones((2, 2)), name=text, note=text
     )
-    for figure, titles in ((map_figure, [map_figure._suptitle, panel.title]), (table_figure, [table_figure._suptitle])):
+    for figure, titles in ((map_figure, [map_figure.texts[0], panel.title]), (table_figure, [table_figure.texts[0]])):
         figure.draw_without_rendering()
         page = figure.bbox
         boxes = [title.get_window_extent() for title in titles]
