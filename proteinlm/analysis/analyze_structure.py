@@ -31,6 +31,8 @@ class _Judged:
     raw: np.ndarray
     corrected: np.ndarray
     mean: np.ndarray
+    closed_gaps: tuple[tuple[int, int], ...]
+    """Gaps of the numbering that no sequence opens: the residues on either side stand as neighbours."""
 
 
 def analyze_structure(
@@ -62,7 +64,8 @@ def analyze_structure(
             is judged on, which flatters it; the summary and the figure say so.
 
     Returns:
-        The summary, as written to contacts.json.
+        The summary, as written to contacts.json. Its "warnings" are sentences on what of the structure does not fit
+        the protein; a caller should show them. contacts.png carries them too, those on training structures aside.
 
     Raises:
         InputError: a file that cannot be used (see structures.py), a protein longer than the model reads, a training
@@ -126,9 +129,11 @@ def analyze_structure(
     stem = Path(output) / "contacts"
     with whole_file(stem.with_suffix(".npz"), "wb") as handle:
         np.savez_compressed(handle, **arrays)
+    own_warnings = _warnings(judged)
     figure, _ = contact_figures.contact_figure(
-        arrays["contacts"], judged.placement.resolved, predicted, name=judged.name, predictor=predictor
-    )
+        arrays["contacts"], judged.placement.resolved, predicted, name=judged.name, predictor=predictor,
+        notes=own_warnings,
+    )  # fmt: skip
     files = save_figure(figure, stem)
     long_range = by_head["corrected"][:, 0, 0].reshape(layers, heads)
     figure, _ = contact_figures.precision_figure(
@@ -138,6 +143,7 @@ def analyze_structure(
     files += save_figure(figure, stem.with_name("contact_precision"))
     summary = {
         **_described(judged),
+        "warnings": own_warnings + [f"{other.name}: {text}" for other in others for text in _gap_warnings(other)],
         "causal": model.causal,
         "training_structures": [other.name for other in others],
         "best_head": {"layer": best // heads, "head": best % heads, "chosen_on": where},
@@ -155,7 +161,7 @@ def analyze_structure(
 def _judge(model, path, chain, name, sequence):
     """Read a structure and the attention at its judged pairs, a layer at a time."""
     structure = read_chain(path, chain)
-    name = f"{Path(path).name}, chain {structure.name}" if name is None else name
+    name = f"{Path(path).name}, chain {structure.label}" if name is None else name
     letters = (structure.sequence or structure.letters).encode() if sequence is None else sequence
     protein = read_protein(model, letters, name=name)
     placement = place_chain(structure, protein.letters, name=name)
@@ -171,8 +177,9 @@ def _judge(model, path, chain, name, sequence):
         raw.append(pairs.of(maps))
         corrected.append(pairs.of(contacts.average_product_corrected(maps)))
     mean = pairs.of(contacts.average_product_corrected(np.asarray(total)))
+    closed = structure.gaps if sequence is None and structure.sequence is None else ()
     return _Judged(
-        name, protein.letters, structure, placement, pairs, np.concatenate(raw), np.concatenate(corrected), mean
+        name, protein.letters, structure, placement, pairs, np.concatenate(raw), np.concatenate(corrected), mean, closed
     )
 
 
@@ -186,13 +193,64 @@ def _described(judged):
         "sequence_in_file": chain.sequence is not None,
         "num_resolved": judged.pairs.num_resolved,
         "num_aligned": placement.num_aligned,
-        "mismatches": [f"{mine}{place}{theirs}" for place, mine, theirs in placement.mismatches],
+        "num_unresolved": len(judged.letters) - judged.pairs.num_resolved,
+        "num_mismatches": len(placement.mismatches),
+        "mismatches": _mismatches(placement),
         "num_residues_without_structure": len(judged.letters) - placement.num_aligned,
         "num_without_contact_atom": placement.num_aligned - judged.pairs.num_resolved,
         "num_structure_residues_without_place": placement.num_inserted,
+        "gaps_closed_up": [{"after": a, "before": b, "missing": b - a - 1} for a, b in judged.closed_gaps],
         "contact": f"C-beta (glycine C-alpha) nearer than {contacts.CUTOFF:g} Å, {contacts.CLOSEST} or more apart",
         "pairs": contacts.contacts_by_range(judged.pairs),
     }
+
+
+def _mismatches(placement):
+    return [f"{mine}{place}{theirs}" for place, mine, theirs in placement.mismatches]
+
+
+def _warnings(judged):
+    """Return a sentence on each thing in which the structure does not fit the protein."""
+    placement, length = judged.placement, len(judged.letters)
+    found = _gap_warnings(judged)
+    if different := _mismatches(placement):
+        listed = ", ".join(different[:5]) + (", …" if len(different) > 5 else "")
+        found.append(
+            f"{len(different)} of {placement.num_aligned} aligned residues differ{'s' if len(different) == 1 else ''} "
+            f"between protein and structure ({listed}): the model read the protein's."
+        )
+    if number := placement.num_inserted:
+        found.append(
+            f"{number} residue{_plural(number)} of the structure ha{'s' if number == 1 else 've'} no counterpart in "
+            f"the protein and {'is' if number == 1 else 'are'} left out."
+        )
+    if number := length - judged.pairs.num_resolved:
+        found.append(
+            f"{number} of the protein's {length} residues {'is' if number == 1 else 'are'} not resolved in the "
+            "structure: pairs with them are not judged."
+        )
+    return found
+
+
+def _gap_warnings(judged):
+    if not judged.closed_gaps:
+        return []
+    missing = [after - before - 1 for before, after in judged.closed_gaps]
+    where = [f"{number} between {a} and {b}" for number, (a, b) in zip(missing, judged.closed_gaps, strict=True)]
+    if len(where) == 1:
+        total = missing[0]
+        text, across = f"between {judged.closed_gaps[0][0]} and {judged.closed_gaps[0][1]}", "it"
+    else:
+        total = sum(missing)
+        text, across = f"({', '.join(where[:5])}{', …' if len(where) > 5 else ''})", "them"
+    return [
+        f"the file states no sequence; {total} residue{_plural(total)} seem{'s' if total == 1 else ''} to be missing "
+        f"{text}: separations across {across} are too small; give the protein's own sequence."
+    ]
+
+
+def _plural(number):
+    return "" if number == 1 else "s"
 
 
 def _long_range(scores, judged):

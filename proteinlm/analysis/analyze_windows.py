@@ -21,6 +21,14 @@ NULLS = {
     "residues": "residues shuffled within each protein",
     "proteins": "proteins dealt anew over the windows",
 }
+JUDGED_AGAINST = {
+    "residues": "each pair's own control draws (t test with a spread pooled over pairs)",
+    "proteins": "all pairs of the control together: they are other pairs, of other compositions",
+}
+SPREADS = {
+    "residues": "standard deviation of a pair's control draws about their mean, pooled over pairs",
+    "proteins": "standard deviation of all scores of the control",
+}
 MOST_PAIRS = 20
 """Pairs that the summary lists; all are in the arrays."""
 
@@ -34,14 +42,17 @@ def analyze_windows(
     control: str = "residues",
     repeats: int = 4,
     shortest: int = 16,
-    shown: int = 0,
+    shown: int = 1,
     seed: int = 0,
 ) -> dict:
     """Measure attention within and across the proteins of concatenated windows, beside a shuffled control.
 
     Writes OUTPUT/windows_shares.png and .pdf (by layer and head), windows_pairs.png and .pdf (proteins by proteins, of
-    one window), windows.npz with every array behind them, and windows.json with the summary. Memory is linear in the
+    one window), windows.npz with every array behind them, and windows.json with the summary. Windows and proteins are
+    counted from 1 throughout; starts and stops in windows.npz index its tokens as Python does. Memory is linear in the
     length of a window; time is that of one window times layers, windows, and 1 + `repeats`.
+
+    How pairs are judged, each against draws of itself or all against all, is in interactions.py.
 
     Args:
         model: a causal or bidirectional model, best one trained on windows.
@@ -51,9 +62,9 @@ def analyze_windows(
         names: of each window's proteins, in order; None calls them by number.
         control: "residues" shuffles each protein's residues, "proteins" deals the proteins of all windows anew; what
             each null says is in interactions.py.
-        repeats: how often the control is drawn.
+        repeats: how often the control is drawn; "residues" needs two draws, for a pair's spread.
         shortest: residues that a protein must have to be scored.
-        shown: the window that is drawn, counted from 0.
+        shown: the window that is drawn, counted from 1.
         seed: of the control.
 
     Returns:
@@ -64,9 +75,9 @@ def analyze_windows(
             `shown`, `repeats` or `names` out of range.
     """
     windows = [np.asarray(window) for window in windows]
-    _check(windows, names, repeats, shown)
-    read = [read_window(model, window, name=f"window {number}") for number, window in enumerate(windows)]
-    for number, (window, given) in enumerate(zip(read, names or [], strict=False)):
+    _check(windows, names, control, repeats, shown)
+    read = [read_window(model, window, name=f"window {number}") for number, window in enumerate(windows, 1)]
+    for number, (window, given) in enumerate(zip(read, names or [], strict=False), 1):
         if len(given) != len(window.starts):
             raise InputError(f"window {number} has {len(window.starts)} proteins, and {len(given)} names are given.")
     rng = np.random.default_rng(seed)
@@ -83,40 +94,58 @@ def analyze_windows(
     profile = interactions.distance_profile(every_control)
     scores = [interactions.pair_scores(attention, profile, shortest=shortest) for attention in found]
     control_scores = [interactions.pair_scores(attention, profile, shortest=shortest) for attention in every_control]
-    pairs = _pairs(scores)
-    control_pairs = _pairs(control_scores)
-    values = np.array([value for *_, value in pairs])
-    p, q = interactions.significance(values, np.array([value for *_, value in control_pairs]))
+    matrices, control_matrices = ([_symmetric(score) for score in each] for each in (scores, control_scores))
+    pairs = _pairs(matrices)
+    values = _at(matrices, pairs)
+    if control == "residues":
+        # Each draw has every window's proteins in their places: column r holds the same pairs in draw r.
+        starts = range(0, len(control_matrices), len(windows))
+        control_values = np.stack([_at(control_matrices[i : i + len(windows)], pairs) for i in starts], 1)
+        judged = interactions.against_own_control(values, control_values)
+    else:
+        control_values = _at(control_matrices, _pairs(control_matrices))
+        judged = interactions.against_all_controls(values, control_values)
 
     stem = Path(output) / "windows"
     share, even = _mean_shares(found), np.mean([attention.even for attention in found], 0)
     control_share = _mean_shares(every_control)
-    # With residues shuffled every draw has the proteins of the window in their places, and the mean of all is drawn.
-    beside, beside_scores = _control_of(shown, every_control, control_scores, len(windows), control)
     figure, _ = window_figures.share_figure(share, even, num_windows=len(found), causal=model.causal)
     files = save_figure(figure, stem.with_name("windows_shares"))
-    one = found[shown].window
+    one = beside = read[shown - 1]
+    of_shown = pairs[:, 0] == shown
+    shown_t = _matrix(pairs[of_shown], judged.t[of_shown], len(one.starts), causal=model.causal)
+    if control == "residues":
+        drawn = _first_draw(control_values[of_shown], judged.spread)
+        beside_t = _matrix(pairs[of_shown], drawn, len(one.starts), causal=model.causal)
+    else:
+        place = min(shown, len(controls)) - 1
+        beside = controls[place]
+        there = _pairs(control_matrices[place : place + 1])
+        drawn = (_at(control_matrices[place : place + 1], there) - control_values.mean()) / judged.spread
+        beside_t = _matrix(there, drawn, len(beside.starts), causal=model.causal)
     figure, _ = window_figures.score_figure(
-        interactions.mean_over_heads(scores[shown]), beside_scores,
-        lengths=one.stops - one.starts, control_lengths=beside.window.stops - beside.window.starts,
-        name=f"window {shown}", null=NULLS[control], causal=model.causal, labels=names[shown] if names else None,
+        shown_t, beside_t, lengths=one.stops - one.starts, control_lengths=beside.stops - beside.starts,
+        name=f"window {shown}", null=NULLS[control], own=control == "residues", causal=model.causal,
+        labels=names[shown - 1] if names else None,
     )  # fmt: skip
     files += save_figure(figure, stem.with_name("windows_pairs"))
     arrays: dict[str, Any] = {
-        "shares": share, "control_shares": control_share, "even": even, "profile": profile,
-        "shown_scores": interactions.mean_over_heads(scores[shown]), "shown_control_scores": beside_scores,
-        "control_pair_scores": np.array([value for *_, value in control_pairs]),
-        "pairs": np.array([place for *place, _ in pairs], np.int64).reshape(-1, 3), "pair_scores": values,
-        "p_values": p, "q_values": q,
+        "shares": share, "control_shares": control_share, "even": even, "profile": profile, "shown_t": shown_t,
+        "shown_control_t": beside_t, "pairs": pairs, "pair_scores": values, "control_pair_scores": control_values,
+        "control_means": judged.control, "excess": judged.excess, "t": judged.t, "p_values": judged.p,
+        "q_values": judged.q,
     }  # fmt: skip
-    for number, (attention, score) in enumerate(zip(found, scores, strict=True)):
+    for number, (attention, score) in enumerate(zip(found, scores, strict=True), 1):
         arrays |= {
             f"window{number}_tokens": attention.window.tokens, f"window{number}_starts": attention.window.starts,
             f"window{number}_stops": attention.window.stops, f"window{number}_scores": score,
             f"window{number}_sums": attention.sums, f"window{number}_relative_sums": attention.relative_sums,
         }  # fmt: skip
+        if names:
+            arrays[f"window{number}_names"] = np.array([str(name) for name in names[number - 1]])
     with whole_file(stem.with_suffix(".npz"), "wb") as handle:
         np.savez_compressed(handle, **arrays)
+    highest = np.argsort(-judged.t, kind="stable")[:MOST_PAIRS]
     summary = {
         "num_windows": len(found),
         "num_proteins": sum(len(window.starts) for window in read),
@@ -127,6 +156,10 @@ def analyze_windows(
         "(octaves); mean over layers and heads",
         "control": control,
         "null": NULLS[control],
+        "judged_against": JUDGED_AGAINST[control],
+        "control_spread": float(f"{judged.spread:.4g}"),
+        "control_spread_is": SPREADS[control],
+        "degrees_of_freedom": judged.degrees,
         "repeats": repeats,
         "seed": seed,
         "shortest": shortest,
@@ -135,8 +168,12 @@ def analyze_windows(
         "share_across_control": _rounded(control_share[..., 1]),
         "share_even": {"within": float(even[0]), "across": float(even[1]), "special": float(even[2])},
         "num_pairs": len(pairs),
-        "num_control_pairs": len(control_pairs),
-        "highest_pairs": [_named(pairs[i], p[i], q[i], names) for i in np.argsort(-values)[:MOST_PAIRS]],
+        "num_control_pairs": control_values.size,
+        "pairs_with_q_below_0.05": int((judged.q < 0.05).sum()),
+        "highest_pairs": [_described_pair(i, pairs, values, judged, names) for i in highest],
+        "shown_window": shown,
+        "places": "tokens of the window as it was given, from 1, both ends included",
+        "windows": [_described_window(number, each, model.causal, names) for number, each in enumerate(read, 1)],
         "files": [str(file) for file in (*files, stem.with_suffix(".npz"), stem.with_suffix(".json"))],
     }
     with whole_file(stem.with_suffix(".json")) as handle:
@@ -145,26 +182,52 @@ def analyze_windows(
     return summary
 
 
-def _check(windows, names, repeats, shown):
+def _check(windows, names, control, repeats, shown):
     if not windows:
         raise InputError("attention across proteins needs at least one window, and was given none.")
-    if repeats < 1:
-        raise InputError(f"repeats is {repeats}; the control must be drawn once at least.")
-    if not 0 <= shown < len(windows):
-        raise InputError(f"there is no window {shown}: the windows go from 0 to {len(windows) - 1}.")
+    least = 2 if control == "residues" else 1
+    if repeats < least:
+        raise InputError(f"repeats is {repeats}; the control {control!r} must be drawn {least} times at least.")
+    if not 1 <= shown <= len(windows):
+        raise InputError(f"there is no window {shown}: the windows go from 1 to {len(windows)}.")
     if names is not None and len(names) != len(windows):
         raise InputError(f"names are given for {len(names)} windows, but there are {len(windows)}.")
 
 
-def _pairs(scores):
-    """Return (window, first protein, second protein, score) of each unordered pair that has a score."""
-    pairs = []
-    for number, matrix in enumerate(scores):
-        both = interactions.symmetric(interactions.mean_over_heads(matrix))
-        for first, second in zip(*np.triu_indices(len(both), 1), strict=True):
-            if not np.isnan(both[first, second]):
-                pairs.append((number, int(first), int(second), float(both[first, second])))
-    return pairs
+def _symmetric(scores):
+    return interactions.symmetric(interactions.mean_over_heads(scores))
+
+
+def _pairs(matrices):
+    """Return int64 [n, 3], (window, first protein, second protein) from 1 of each unordered pair with a score."""
+    found = [
+        (number, first + 1, second + 1)
+        for number, matrix in enumerate(matrices, 1)
+        for first, second in zip(*np.triu_indices(len(matrix), 1), strict=True)
+        if not np.isnan(matrix[first, second])
+    ]
+    return np.array(found, np.int64).reshape(-1, 3)
+
+
+def _at(matrices, pairs):
+    """Return float64 [n], the scores of these pairs."""
+    return np.array([matrices[window - 1][first - 1, second - 1] for window, first, second in pairs])
+
+
+def _matrix(pairs, values, size, *, causal):
+    """Return [P, P] with each pair's value in both halves, or where the later protein is the row; NaN elsewhere."""
+    matrix = np.full((size, size), np.nan)
+    first, second = pairs[:, 1] - 1, pairs[:, 2] - 1
+    matrix[second, first] = values
+    if not causal:
+        matrix[first, second] = values
+    return matrix
+
+
+def _first_draw(control, spread):
+    """Return t of each pair's first draw [n] among its others, as `against_own_control` has it of the score."""
+    others = control[:, 1:]
+    return (control[:, 0] - others.mean(1)) / (spread * np.sqrt(1 + 1 / others.shape[1]))
 
 
 def _mean_shares(attentions: Sequence[WindowAttention]):
@@ -174,22 +237,29 @@ def _mean_shares(attentions: Sequence[WindowAttention]):
     return np.divide(np.nansum(values, 0), number, out=np.full(number.shape, np.nan), where=number > 0)
 
 
-def _control_of(shown, attentions, scores, num_windows, control):
-    """Return a control to draw beside window `shown`, and its scores averaged over heads."""
-    if control == "residues":
-        means = [interactions.mean_over_heads(score) for score in scores[shown::num_windows]]
-        return attentions[shown], np.mean(means, 0)
-    place = min(shown, len(attentions) - 1)
-    return attentions[place], interactions.mean_over_heads(scores[place])
-
-
-def _named(pair, p, q, names):
-    window, first, second, score = pair
-    label = (lambda place: names[window][place]) if names else (lambda place: place + 1)
+def _described_pair(place, pairs, values, judged, names):
+    window, first, second = (int(number) for number in pairs[place])
+    own = names[window - 1] if names else None
+    numbers = {"score": values, "control": judged.control, "excess": judged.excess, "t": judged.t}
     return {
-        "window": window, "proteins": [label(first), label(second)], "score": round(score, 4),
-        "p": round(float(p), 6), "q": round(float(q), 6),
-    }  # fmt: skip
+        "window": window,
+        "proteins": [first, second],
+        **({"names": [str(own[first - 1]), str(own[second - 1])]} if own else {}),
+        **{name: float(f"{value[place]:.6g}") for name, value in numbers.items()},
+        "p": float(f"{judged.p[place]:.3g}"),
+        "q": float(f"{judged.q[place]:.3g}"),
+    }
+
+
+def _described_window(number, window, causal, names):
+    # A causal model reads <bos> first, so that its places are those of the window counted from 1.
+    shift = 0 if causal else 1
+    proteins = []
+    for place, (start, stop) in enumerate(zip(window.starts, window.stops, strict=True)):
+        name = {"name": str(names[number - 1][place])} if names else {}
+        first, last = int(start) + shift, int(stop) + shift - 1
+        proteins.append({"protein": place + 1, **name, "start": first, "stop": last, "length": int(stop - start)})
+    return {"window": number, "proteins": proteins}
 
 
 def _rounded(values):

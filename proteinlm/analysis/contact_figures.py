@@ -7,8 +7,11 @@ from jaxtyping import Bool, Float, Integer
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.textpath import text_to_path
 
 from proteinlm import figures
 from proteinlm.analysis.contacts import CLOSEST, CUTS, RANGES
@@ -24,6 +27,7 @@ def contact_figure(
     *,
     name: str,
     predictor: str,
+    notes: Sequence[str] = (),
 ) -> tuple[Figure, Axes]:
     """Draw true contacts below the diagonal and predicted ones above it.
 
@@ -33,6 +37,7 @@ def contact_figure(
         predicted: pairs of residues from 0, of any order; drawn as right or wrong.
         name: the protein, for the title.
         predictor: what predicted, for the title.
+        notes: sentences on what to beware of, below the title.
 
     Returns:
         The Figure and its Axes.
@@ -42,8 +47,12 @@ def contact_figure(
     right = contacts[first, second]
     low, high = np.nonzero(np.triu(contacts, CLOSEST))
     side = 4.6
+    texts = (f"Contacts of {name}", f"above the diagonal: the {len(predicted)} highest pairs of", predictor)
+    title = [line for text in texts for line in _wrapped(text, side - 0.3, 9)]
+    below = [line for note in notes for line in _wrapped(_sentence(note), side - 1, 7)]
+    height = 0.165 * len(title) + 0.13 * len(below)
     with figures.style():
-        figure = Figure(figsize=(side, side + 0.75))
+        figure = Figure(figsize=(side, side + 0.45 + height), layout=ConstrainedLayoutEngine(h_pad=0.07))
         panel = figure.subplots()
         for start, stop in _runs(~resolved):
             panel.axhspan(start + 0.5, stop + 0.5, color=figures.HIDDEN, linewidth=0, zorder=0)
@@ -71,8 +80,10 @@ def contact_figure(
         if not resolved.all():
             handles.append(Patch(color=figures.HIDDEN, label="not resolved"))
         figure.legend(handles=handles, loc="outside lower center", ncols=2, columnspacing=1.5, handletextpad=0.4)
-        title = f"Contacts of {name}\nabove the diagonal: the {len(predicted)} highest pairs of\n{predictor}"
-        panel.set_title(title, fontsize=9)
+        # Of the figure and not of the axes, whose middle lies right of the image's: a full line would be cut there.
+        figure.suptitle("\n".join(title), fontsize=9, parse_math=False)
+        if below:
+            panel.set_title("\n".join(below), fontsize=7, parse_math=False)
     return figure, panel
 
 
@@ -102,7 +113,9 @@ def precision_figure(
     top = float(np.nanmax(both)) if np.isfinite(both).any() else 1.0
     cmap = colormaps[figures.SEQUENTIAL].with_extremes(bad=figures.HIDDEN)
     num_layers, num_heads = by_head.shape
-    height = 1.65 + max(0.28 * len(table) + 0.3, min(0.22 * num_layers, 5))
+    texts = (f"Contacts of {name} found by attention", note)
+    title = [line for text in texts if text for line in _wrapped(text, figures.PAGE - 0.3, 9)]
+    height = 1.35 + 0.165 * len(title) + max(0.28 * len(table) + 0.3, min(0.22 * num_layers, 5))
     with figures.style():
         figure = Figure(figsize=(figures.PAGE, height))
         left, right = figure.subplots(1, 2, width_ratios=(len(RANGES) * len(CUTS), max(4, min(num_heads, 9))))
@@ -132,8 +145,33 @@ def precision_figure(
         bar = figure.colorbar(image, ax=[left, right], location="bottom", aspect=50, shrink=0.5, pad=0.04)
         bar.set_label("precision (share of the pairs that are contacts)")
         bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-        figure.suptitle(f"Contacts of {name} found by attention" + (f"\n{note}" if note else ""), fontsize=9)
+        figure.suptitle("\n".join(title), fontsize=9, parse_math=False)
     return figure, np.array([left, right])
+
+
+def _wrapped(text, inches, size):
+    """Return lines of text that fit into `inches` at `size` points; words that do not are broken."""
+    lines, line = [], ""
+    for word in text.split():
+        if line and _inches(f"{line} {word}", size) <= inches:
+            line = f"{line} {word}"
+            continue
+        lines += [line] if line else []
+        while _inches(word, size) > inches:
+            fitting = next(n for n in range(len(word) - 1, 0, -1) if n == 1 or _inches(word[:n], size) <= inches)
+            lines, word = [*lines, word[:fitting]], word[fitting:]
+        line = word
+    return [*lines, line]
+
+
+def _inches(text, size):
+    """Return the width of a line in the style's font, measured by its glyphs."""
+    width, _, _ = text_to_path.get_text_width_height_descent(text, FontProperties(size=size), ismath=False)
+    return width / 72
+
+
+def _sentence(text):
+    return text[:1].upper() + text[1:]
 
 
 def _runs(flags):

@@ -11,9 +11,16 @@ The control is what the model does with windows in which nothing but chance rela
   the null is that across proteins the order of residues does not matter. One window is enough.
 - "proteins": the proteins of all windows are dealt anew. Each stays whole and natural; the null is that it does not
   matter who the neighbour is. It needs two windows at least.
+
+Shuffled residues leave a pair its composition, and pairs differ by composition far more than a pair's draws do among
+themselves. A pair is therefore held against its own draws alone (`against_own_control`): ranked by score, the list
+would mostly say which proteins are made of what. Dealt proteins are other pairs; against them there is only the pooled
+null (`against_all_controls`), which composition is part of. A pair above its own control says that order matters, not
+yet that the two interact: a motif that draws attention from every protein raises all pairs of its protein.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Integer
@@ -112,25 +119,79 @@ def mean_over_heads(scores: Float64[np.ndarray, "layers H P P"]) -> Float64[np.n
     return np.divide(np.nansum(scores, (0, 1)), number, out=np.full(number.shape, np.nan), where=number > 0)
 
 
-def significance(
-    scores: Float64[np.ndarray, " n"], control: Float64[np.ndarray, " m"]
-) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
-    """Return p-values of scores against those of the control, and q-values for the whole of them.
+class Judgement(NamedTuple):
+    """How far the scores of n pairs lie above their control.
 
-    p is (1 + controls at least as high) / (1 + controls), one-sided; q is Benjamini and Hochberg's false discovery
-    rate. Pairs of one window share proteins, and are not independent.
+    Attributes:
+        control: [n], the control's mean: of the pair's own draws, or of all pairs of the control.
+        excess: [n], score minus that mean.
+        t: [n], the excess in units of its standard deviation; what pairs are ranked by.
+        p: [n], one-sided.
+        q: [n], Benjamini and Hochberg's false discovery rate. Pairs of one window share proteins and are not
+            independent.
+        spread: the standard deviation of the control: within pairs, pooled over pairs, or of all its scores.
+        degrees: of freedom of the t distribution that p is from; None where p counts controls.
+    """
+
+    control: Float64[np.ndarray, " n"]
+    excess: Float64[np.ndarray, " n"]
+    t: Float64[np.ndarray, " n"]
+    p: Float64[np.ndarray, " n"]
+    q: Float64[np.ndarray, " n"]
+    spread: float
+    degrees: int | None
+
+
+def against_own_control(scores: Float64[np.ndarray, " n"], control: Float64[np.ndarray, "n draws"]) -> Judgement:
+    """Judge each pair against control draws of the same pair.
+
+    t = (score - mean of the pair's draws) / (s sqrt(1 + 1 / draws)), where s^2 is the variance of draws about their
+    pair's mean, pooled over pairs, with n (draws - 1) degrees of freedom: few draws of many pairs tell it well. It
+    takes the spread to be the same for all pairs and draws to be near normal; short proteins, whose spread is larger,
+    look a little more significant than they are.
 
     Raises:
-        InputError: no score of the control.
+        InputError: no pair, or fewer than two draws.
     """
-    if not len(control):
-        raise InputError(
-            "no pair of the control has a score: its proteins are shorter than `shortest`, or the model's heads give "
-            "other proteins nothing (attention that returns its values does)."
-        )
+    number, draws = control.shape
+    if draws < 2:
+        raise InputError(f"repeats is {draws}; a pair's own control needs two draws at least to have a spread.")
+    if not number:
+        raise InputError(_NO_SCORES)
+    mean, degrees = control.mean(1), number * (draws - 1)
+    variance = ((control - mean[:, None]) ** 2).sum() / degrees
+    spread = _at_least_rounding(np.sqrt(variance), control)
+    t = (scores - mean) / (spread * np.sqrt(1 + 1 / draws))
+    p = stats.t.sf(t, degrees)
+    return Judgement(mean, scores - mean, t, p, stats.false_discovery_control(p), spread, degrees)
+
+
+def against_all_controls(scores: Float64[np.ndarray, " n"], control: Float64[np.ndarray, " m"]) -> Judgement:
+    """Judge pairs against all pairs of a control that has other pairs.
+
+    p is (1 + controls at least as high) / (1 + controls). t is in units of the control's standard deviation, and for
+    figures alone.
+
+    Raises:
+        InputError: no pair, or no pair of the control.
+    """
+    if not len(control) or not len(scores):
+        raise InputError(_NO_SCORES)
     higher = len(control) - np.searchsorted(np.sort(control), scores, side="left")
     p = (1 + higher) / (1 + len(control))
-    return p, stats.false_discovery_control(p) if len(p) else p
+    mean, spread = np.full(len(scores), control.mean()), _at_least_rounding(control.std(), control)
+    return Judgement(mean, scores - mean, (scores - mean) / spread, p, stats.false_discovery_control(p), spread, None)
+
+
+_NO_SCORES = (
+    "no pair of the windows and of the control has a score: proteins are shorter than `shortest`, or the model's heads "
+    "give other proteins nothing (attention that returns its values does)."
+)
+
+
+def _at_least_rounding(spread, control):
+    """Return a spread no smaller than what rounding to float32 gives, so that t is finite."""
+    return float(max(spread, np.finfo(np.float32).eps * np.abs(control).mean(), np.finfo(np.float32).tiny))
 
 
 def _across(attention):

@@ -2,10 +2,12 @@
 
 import gzip
 import io
+import itertools
 import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from Bio import SeqIO
@@ -22,6 +24,8 @@ from proteinlm.errors import InputError
 
 SMALLEST_IDENTITY = 0.3
 """Share of aligned residues that must be the same for a structure to count as that of a protein."""
+FARTHEST_BONDED = 4.5
+"""Å between C-alpha atoms of neighbours in a chain: 3.8 or, cis, 2.9, and room for poor models."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class Chain:
         places: float64 [n, 3], C-beta of each in Å, C-alpha of glycine; NaN where the atom is missing.
         sequence: the whole chain, unresolved residues too, as the file states it (SEQRES, or mmCIF's
             pdbx_poly_seq_scheme); None where it does not.
+        gaps: the numbers of the residues on either side of each stretch that the numbering leaves out and that no
+            peptide bond closes. Without `sequence` nothing else tells of them.
     """
 
     name: str
@@ -42,6 +48,12 @@ class Chain:
     letters: str
     places: Float64[np.ndarray, "n 3"]
     sequence: str | None
+    gaps: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What to call it: old PDB files have chains whose name is blank."""
+        return _called(self.name)
 
 
 @dataclass(frozen=True)
@@ -87,17 +99,20 @@ def read_chain(path: str | os.PathLike, chain: str | None = None) -> Chain:
     if not found:
         raise InputError(f"{path} holds no protein chain: no residue of it is an amino acid with a C-alpha atom.")
     if chain is not None and chain not in found:
-        raise InputError(f"{path} has no protein chain {chain!r}; its protein chains are {', '.join(found)}.")
+        raise InputError(
+            f"{path} has no protein chain {chain!r}; its protein chains are "
+            f"{', '.join(name if name.strip() else repr(name) + ' (unnamed)' for name in found)}."
+        )
     name = next(iter(found)) if chain is None else chain
-    letters = "".join(letter for letter, _ in found[name])
-    places = np.array([place for _, place in found[name]], np.float64)
+    letters = "".join(residue.letter for residue in found[name])
+    places = np.array([residue.place for residue in found[name]], np.float64)
     if not any(letter != "G" and np.isfinite(place).all() for letter, place in zip(letters, places, strict=True)):
         raise InputError(
-            f"chain {name} of {path} has no C-beta atom, by which contacts are defined: "
+            f"chain {_called(name)} of {path} has no C-beta atom, by which contacts are defined: "
             "it seems to hold a trace of C-alpha alone; take a structure with side chains."
         )
     sequence = _cif_sequence(text, name) if mmcif else _pdb_sequence(text, name)
-    return Chain(name, tuple(found), letters, places, sequence or None)
+    return Chain(name, tuple(found), letters, places, sequence or None, _gaps(found[name]))
 
 
 def place_chain(chain: Chain, protein: str, *, name: str = "the protein") -> Placement:
@@ -132,7 +147,7 @@ def place_chain(chain: Chain, protein: str, *, name: str = "the protein") -> Pla
     enough = min(len(protein), len(chain.letters)) / 2
     if number < enough or number - len(mismatches) < SMALLEST_IDENTITY * number:
         raise InputError(
-            f"chain {chain.name} does not look like a structure of {name}: of {len(protein)} and "
+            f"chain {chain.label} does not look like a structure of {name}: of {len(protein)} and "
             f"{len(chain.letters)} residues {number} can be aligned and {number - len(mismatches)} agree; "
             "choose another chain or protein."
         )
@@ -171,8 +186,17 @@ def _first_model(text, path, mmcif):
         raise InputError(f"{path} cannot be read as {kind}: {error}.") from error
 
 
+class _Residue(NamedTuple):
+    """An amino acid with its number in the file; `place` is of C-beta (glycine: C-alpha), NaN where it is missing."""
+
+    letter: str
+    place: np.ndarray
+    number: int
+    alpha: np.ndarray
+
+
 def _residues(entity):
-    """Return (letter, place of C-beta or NaN) of each amino acid of a chain."""
+    """Return the amino acids of a chain."""
     found = []
     for residue in entity:
         kind, name = residue.id[0].strip(), residue.get_resname().strip()
@@ -183,8 +207,22 @@ def _residues(entity):
         letter = protein_letters_3to1_extended.get(name, "X")
         letter = letter if letter in alphabet.RESIDUES else "X"
         atom = "CA" if letter == "G" else "CB"
-        found.append((letter, residue[atom].coord if atom in residue else np.full(3, np.nan)))
+        place = residue[atom].coord if atom in residue else np.full(3, np.nan)
+        found.append(_Residue(letter, place, residue.id[1], residue["CA"].coord))
     return found
+
+
+def _gaps(residues):
+    """Return the numbers about each jump of the numbering; some schemes jump over residues that never were."""
+    return tuple(
+        (one.number, two.number)
+        for one, two in itertools.pairwise(residues)
+        if two.number > one.number + 1 and np.linalg.norm(two.alpha - one.alpha) > FARTHEST_BONDED
+    )
+
+
+def _called(name):
+    return name if name.strip() else "(unnamed)"
 
 
 def _pdb_sequence(text, chain):

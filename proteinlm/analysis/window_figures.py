@@ -67,68 +67,73 @@ def score_figure(
     control_lengths: Integer[np.ndarray, " Q"],
     name: str,
     null: str,
+    own: bool,
     causal: bool,
     labels: Sequence[str] | None = None,
 ) -> tuple[Figure, np.ndarray]:
-    """Draw the scores of the pairs of proteins of one window beside those of its control.
+    """Draw how far the pairs of proteins of one window lie above their control, beside a draw of the control.
 
-    The middle of the scale is 1, where attention is what the control has at the same distances, and it runs by factors:
-    twice and half are equally far from it. Both matrices share it; it spans all values drawn. Few proteins have their
-    scores printed as well.
+    Both matrices are in standard deviations and share a scale whose middle is 0 and that reaches 3 at least, so that
+    what chance does looks faint. Few proteins have their numbers printed as well.
 
     Args:
-        scores, control: from `interactions.pair_scores`, averaged over heads; NaN is drawn grey.
+        scores: t of each pair (interactions.py); NaN is drawn grey.
+        control: the same of one draw of the control.
         lengths, control_lengths: residues of each protein, written beside the rows.
         name: the window, for the title.
         null: what the control shuffles, for the title of its panel.
+        own: whether each pair is held against its own control, which then has the same proteins in the same places, or
+            all against all; the label says so.
         causal: whether only earlier proteins are seen; the caption says so.
-        labels: of the proteins of the window; None counts from 1.
+        labels: names of the window's proteins, beside its rows; None leaves their number from 1 alone.
 
     Returns:
         The Figure, and its two Axes.
     """
     cmap = colormaps[figures.SEQUENTIAL].with_extremes(bad=figures.HIDDEN)
-    # A score of 0 or less (kernels whose weights can be negative) is drawn at the bottom of the scale.
-    drawn = [np.log2(np.where(matrix > 2**-6, matrix, np.where(np.isnan(matrix), np.nan, 2**-6)))
-             for matrix in (scores, control)]  # fmt: skip
-    both = np.concatenate([matrix[~np.isnan(matrix)] for matrix in drawn])
-    top = max(float(np.abs(both).max(initial=0)), 0.05)
+    both = np.concatenate([matrix[~np.isnan(matrix)] for matrix in (scores, control)])
+    top = max(float(np.abs(both).max(initial=0)), 3.0)
     with figures.style():
-        figure = Figure(figsize=(figures.PAGE, 4.5))
+        figure = Figure(figsize=(figures.PAGE, 4.3 if labels else 4.7))
         axes = figure.subplots(1, 2)
         image = None
-        titles = ("this window", f"control: {null}")
-        own = list(labels) if labels is not None else [str(number + 1) for number in range(len(scores))]
-        names = (own, own if labels is None else [str(number + 1) for number in range(len(control))])
-        for panel, matrix, sizes, title, label in zip(
-            axes, drawn, (lengths, control_lengths), titles, names, strict=True
-        ):
+        panels = (
+            (scores, lengths, "this window", labels),
+            (control, control_lengths, f"one draw of the control:\n{null}", None),
+        )
+        for panel, (matrix, sizes, title, given) in zip(axes, panels, strict=True):
             image = panel.imshow(np.ma.masked_invalid(matrix), cmap=cmap, norm=Normalize(-top, top))
             number = len(matrix)
             if number <= 8:
                 for (row, column), value in np.ndenumerate(matrix):
                     colour = "white" if value < 0.2 * top else "black"
-                    text = "" if np.isnan(value) else f"{2**value:.2f}"
+                    text = "" if np.isnan(value) else f"{round(float(value), 1) + 0.0:+.1f}"
                     panel.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
-            step = max(1, -(-number // 16))
-            ticks = range(0, number, step)
-            beside = [label[i] if i < len(label) else str(i + 1) for i in ticks]
-            panel.set_xticks(ticks, beside)
-            panel.set_yticks(ticks, [f"{text} ({sizes[i]})" for i, text in zip(ticks, beside, strict=True)])
+            ticks = range(0, number, max(1, -(-number // 16)))
+            panel.set_xticks(ticks, [str(i + 1) for i in ticks])
+            # Names stand beside the rows alone: columns are found by number.
+            rows = [f"{i + 1}" + (f" {_short(given[i])}" if given else "") + f" ({sizes[i]})" for i in ticks]
+            panel.set_yticks(ticks, rows, parse_math=False)
             panel.set_title(title, fontsize=8)
             panel.tick_params(length=0)
             panel.spines[:].set(visible=True, linewidth=0.4)
-            panel.set_xlabel("protein attended to, by its place in the window")
-        axes[0].set_ylabel("attending protein (residues)")
+            panel.set_xlabel("protein attended to" if causal else "other protein of the pair")
+        what = "attending protein" if causal else "protein"
+        axes[0].set_ylabel(f"{what}, by its place in the window (residues)")
         assert image is not None
         bar = figure.colorbar(image, ax=axes, location="bottom", aspect=50, shrink=0.6, pad=0.03)
-        ticks = np.linspace(-top, top, 5)
-        bar.set_ticks(list(ticks), labels=[f"{2**tick:.2f}" for tick in ticks])
         bar.ax.axvline(0, color="white", linewidth=1.5)
-        bar.set_label("attention over that of the control at the same distances (1: the same)")
+        against = "the pair's own control" if own else "the mean of the control's pairs"
+        bar.set_label(f"score above {against} (standard deviations; 0: the same)")
         bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-        grey = "grey: not scored" + (
-            "; a causal model sees only earlier proteins, so that half of the pairs is not there" if causal else ""
+        note = "a causal model sees only earlier proteins" if causal else "both directions averaged"
+        figure.suptitle(
+            f"Attention across the proteins of {name}, mean over heads\n(grey: not scored; {note})", fontsize=9
         )
-        figure.suptitle(f"Attention across the proteins of {name}, mean over heads\n({grey})", fontsize=9)
     return figure, axes
+
+
+def _short(name, most=18):
+    """Return a name that leaves the matrix its room; the whole is in the summary."""
+    name = str(name)
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[-(most // 2 - 1) :]}"

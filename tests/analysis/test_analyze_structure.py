@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from structure_files import cif_text, hairpin, pdb_text, protein_atoms
 
+from proteinlm.analysis import analyze_structure as module
 from proteinlm.analysis import contacts
 from proteinlm.analysis.analyze_structure import analyze_structure
 from proteinlm.analysis.attention_maps import attention_maps
@@ -76,6 +77,49 @@ def test_the_protein_may_be_another_than_the_chain(make_model, tmp_path):
     with pytest.raises(InputError, match=r"has 34 residues, but this model reads at most 32"):
         analyze_structure(make_model(max_length=32), path, tmp_path / "none", chain="B")
     assert not (tmp_path / "none").exists()
+
+
+def test_a_gap_that_no_sequence_opens_is_told(make_model, tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(module, "save_figure", lambda figure, stem: drawn.update({stem.name: figure}) or (stem,))
+    path, model = tmp_path / "gap.pdb", make_model()
+    path.write_text(pdb_text(protein_atoms(LETTERS, hairpin(LETTERS), chain=" ", missing=(8, 9, 10, 11))))
+    summary = analyze_structure(model, path, tmp_path)
+    assert summary["protein"] == "gap.pdb, chain (unnamed)"
+    assert summary["gaps_closed_up"] == [{"after": 7, "before": 12, "missing": 4}]
+    expected = (
+        "the file states no sequence; 4 residues seem to be missing between 7 and 12: separations across it are too "
+        "small; give the protein's own sequence."
+    )
+    assert summary["warnings"] == [expected]
+    assert expected[1:] in drawn["contacts"].axes[0].get_title().replace("\n", " ")
+    # The protein's own sequence opens it.
+    summary = analyze_structure(model, path, tmp_path, sequence=LETTERS.encode(), name="mine")
+    assert (summary["gaps_closed_up"], summary["num_unresolved"]) == ([], 4)
+    assert summary["warnings"] == [
+        "4 of the protein's 34 residues are not resolved in the structure: pairs with them are not judged."
+    ]
+    whole = tmp_path / "whole.pdb"
+    whole.write_text(pdb_text(protein_atoms(LETTERS, hairpin(LETTERS))))
+    assert analyze_structure(model, whole, tmp_path)["warnings"] == []
+    assert drawn["contacts"].axes[0].get_title() == ""
+
+
+def test_what_does_not_fit_the_protein_is_counted_and_told(make_model, tmp_path):
+    path, model = tmp_path / "a.pdb", make_model()
+    crystal = "GSHM" + LETTERS[:8] + "A" + LETTERS[9:]
+    path.write_text(pdb_text(protein_atoms(crystal, hairpin(crystal))))
+    summary = analyze_structure(model, path, tmp_path / "out", sequence=(LETTERS + "HH").encode(), name="mine")
+    counts = ("num_mismatches", "num_structure_residues_without_place", "num_unresolved")
+    assert [summary[count] for count in counts] == [1, 4, 2]
+    assert summary["mismatches"] == ["C9A"]
+    assert summary["warnings"] == [
+        "1 of 34 aligned residues differs between protein and structure (C9A): the model read the protein's.",
+        "4 residues of the structure have no counterpart in the protein and are left out.",
+        "2 of the protein's 36 residues are not resolved in the structure: pairs with them are not judged.",
+    ]
+    with pytest.raises(InputError, match="chain A does not look like a structure of other"):
+        analyze_structure(model, path, tmp_path / "none", sequence=b"P" * 34, name="other")
 
 
 def training_files(tmp_path, number=3):

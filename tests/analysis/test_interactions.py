@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from proteinlm.analysis import interactions, windows
 from proteinlm.data import alphabet
@@ -128,11 +129,64 @@ def test_unknown_controls_and_too_few_windows():
         interactions.control_windows([window], control="proteins", rng=np.random.default_rng(0))
 
 
-def test_p_values_count_the_controls_at_least_as_high():
+def test_against_all_controls_p_counts_those_at_least_as_high():
     scores, control = np.array([0.5, 2.0, 9.0]), np.array([1.0, 2.0, 3.0, 0.0])
-    p, q = interactions.significance(scores, control)
-    np.testing.assert_allclose(p, [4 / 5, 3 / 5, 1 / 5])
+    judged = interactions.against_all_controls(scores, control)
+    np.testing.assert_allclose(judged.p, [4 / 5, 3 / 5, 1 / 5])
     # Benjamini and Hochberg by hand: p times the number of tests over the rank, made monotone from the largest.
-    np.testing.assert_allclose(q, [4 / 5, min(3 / 5 * 3 / 2, 4 / 5), min(1 / 5 * 3, 0.8)])
-    with pytest.raises(InputError, match="no pair of the control"):
-        interactions.significance(scores, np.array([]))
+    np.testing.assert_allclose(judged.q, [4 / 5, min(3 / 5 * 3 / 2, 4 / 5), min(1 / 5 * 3, 0.8)])
+    np.testing.assert_allclose(judged.t, (scores - 1.5) / np.std(control))
+    assert judged.degrees is None
+    with pytest.raises(InputError, match="no pair of the windows and of the control"):
+        interactions.against_all_controls(scores, np.array([]))
+
+
+def unequal_pairs(rng, number=80, draws=4):
+    """Scores of pairs that differ far more among themselves than a pair's draws do, as those of real models."""
+    level = 1 + 0.0114 * rng.normal(size=(number, 1))
+    values = level + 0.0025 * rng.normal(size=(number, 1 + draws))
+    return values[:, 0], values[:, 1:]
+
+
+def test_without_a_plant_p_values_are_uniform():
+    rng = np.random.default_rng(0)
+    judged = [interactions.against_own_control(*unequal_pairs(rng)) for _ in range(50)]
+    p = np.concatenate([each.p for each in judged])
+    assert stats.kstest(p, "uniform").pvalue > 0.01
+    assert np.mean([(each.q < 0.05).any() for each in judged]) < 0.15
+    assert judged[0].spread == pytest.approx(0.0025, rel=0.15)
+    assert judged[0].degrees == 80 * 3
+
+
+def test_a_planted_pair_is_found_that_the_pooled_null_misses():
+    scores, control = unequal_pairs(np.random.default_rng(1))
+    plant = int(np.argsort(control.mean(1))[20])
+    scores[plant] += 0.02
+    judged = interactions.against_own_control(scores, control)
+    assert np.argmax(judged.t) == plant
+    assert (judged.q < 0.01).sum() == 1
+    pooled = interactions.against_all_controls(scores, control.ravel())
+    assert pooled.q[plant] > 0.05
+    assert np.argmax(pooled.t) != plant
+
+
+def test_t_by_hand():
+    control = np.array([[1.0, 3.0], [10.0, 10.0]])
+    judged = interactions.against_own_control(np.array([5.0, 10.0]), control)
+    # Squares about the means: 1 + 1 + 0 + 0, on 2 degrees of freedom: s = 1.
+    assert (judged.spread, judged.degrees) == (1, 2)
+    np.testing.assert_allclose(judged.t, [3 / np.sqrt(1.5), 0])
+    np.testing.assert_allclose(judged.excess, [3, 0])
+    # The t distribution of two degrees has a closed form.
+    t = judged.t[0]
+    np.testing.assert_allclose(judged.p, [0.5 - t / (2 * np.sqrt(2 + t**2)), 0.5])
+
+
+def test_a_control_without_spread_gives_finite_numbers():
+    for value in (0.0, 2.0):
+        judged = interactions.against_own_control(np.full(3, value), np.full((3, 2), value))
+        np.testing.assert_array_equal(judged.t, 0)
+    with pytest.raises(InputError, match="repeats is 1"):
+        interactions.against_own_control(np.ones(3), np.ones((3, 1)))
+    with pytest.raises(InputError, match="no pair of the windows"):
+        interactions.against_own_control(np.ones(0), np.ones((0, 2)))

@@ -71,6 +71,26 @@ def test_pdb_and_mmcif_give_the_same_chain(written, form):
     assert structures.read_chain(written(form(atoms))).sequence is None
 
 
+def test_gaps_of_the_numbering_are_those_that_no_bond_closes(written):
+    atoms = protein_atoms(LETTERS, PLACES, missing=(4, 5, 9))
+    assert structures.read_chain(written(pdb_text(atoms))).gaps == ((3, 6), (8, 10))
+    assert structures.read_chain(written(cif_text(atoms))).gaps == ((3, 6), (8, 10))
+    # A numbering that jumps though the chain goes on, as those of antibodies do: 3.8 Å from one C-alpha to the next.
+    jumping = [
+        ("ATOM", atom, "ALA", "A", 10 * i, (3.8 * i, y, 0)) for i in range(1, 9) for atom, y in (("CA", 0), ("CB", 1.5))
+    ]
+    assert structures.read_chain(written(pdb_text(jumping))).gaps == ()
+    broken = [row if row[4] < 50 else (*row[:5], (row[5][0] + 1, *row[5][1:])) for row in jumping]
+    assert structures.read_chain(written(pdb_text(broken))).gaps == ((40, 50),)
+
+
+def test_a_chain_without_a_name_is_called_so(written):
+    path = written(pdb_text(protein_atoms(LETTERS, PLACES, chain=" ")))
+    assert structures.read_chain(path).label == "(unnamed)"
+    with pytest.raises(InputError, match=r"its protein chains are ' ' \(unnamed\)\."):
+        structures.read_chain(path, "A")
+
+
 def test_mmcif_goes_by_the_authors_chains(written):
     atoms = protein_atoms(LETTERS, PLACES, chain="H") + protein_atoms("GHIK", PLACES[:4], chain="L")
     path = written(cif_text(atoms, {"H": LETTERS, "L": "GHIK"}, label={"H": "A", "L": "H"}), "a.cif")
@@ -189,5 +209,6 @@ def test_real_structures():
     assert (placed.num_aligned, placed.mismatches, placed.num_inserted) == (186, (), 0)
     # A file without names of chains and without SEQRES.
     interleukin = structures.read_chain(PYMOL / "demo" / "il2.pdb")
+    assert interleukin.gaps == ((78, 83),)
     assert interleukin.sequence is None
     assert interleukin.letters.startswith("SSSTKKTQLQLEHLLLDLQMILNGINNYKNPKLTRML")

@@ -26,34 +26,45 @@ def test_many_heads_are_drawn_without_numbers():
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_scores_share_a_scale_that_is_even_about_one(causal):
+def test_pairs_and_control_share_a_scale_that_is_even_about_none(causal):
     rng = np.random.default_rng(1)
-    scores, control = np.exp(rng.normal(size=(4, 4))), np.exp(0.1 * rng.normal(size=(3, 3)))
-    scores[0, 1], scores[1, 2] = np.nan, -0.5
+    scores, control = 4 * rng.normal(size=(4, 4)), rng.normal(size=(3, 3))
+    scores[0, 1] = np.nan
     figure, (left, right) = window_figures.score_figure(
         scores, control, lengths=np.array([20, 30, 40, 50]), control_lengths=np.array([25, 35, 45]),
-        name="window 3", null="residues shuffled", causal=causal,
+        name="window 3", null="residues shuffled", own=True, causal=causal,
     )  # fmt: skip
     drawn = left.images[0].get_array()
     assert drawn.mask[0, 1]
-    expected = np.log2(np.where(scores > 0, scores, 2.0**-6))
-    np.testing.assert_allclose(drawn[2:], expected[2:])
-    assert drawn[1, 2] == -6
-    np.testing.assert_allclose(right.images[0].get_array(), np.log2(control))
+    np.testing.assert_array_equal(drawn[1:], scores[1:])
+    np.testing.assert_array_equal(right.images[0].get_array(), control)
     low, high = left.images[0].get_clim()
-    assert -low == high == 6
+    assert -low == high == np.nanmax(np.abs(scores))
     assert right.images[0].get_clim() == (low, high)
     assert [text.get_text() for text in left.get_yticklabels()] == ["1 (20)", "2 (30)", "3 (40)", "4 (50)"]
-    printed = [text.get_text() for text in right.texts]
-    assert printed == [f"{value:.2f}" for value in control.ravel()]
-    assert right.get_title() == "control: residues shuffled"
+    assert [text.get_text() for text in right.texts] == [
+        f"{value:+.1f}".replace("-0.0", "+0.0") for value in control.ravel()
+    ]
+    assert right.get_title() == "one draw of the control:\nresidues shuffled"
+    assert "pair's own control" in figure.axes[2].get_xlabel()
     assert ("sees only earlier proteins" in figure.get_suptitle()) == causal
+
+
+def test_what_chance_does_does_not_fill_the_scale():
+    values = np.full((2, 2), 0.4)
+    figure, (left, _) = window_figures.score_figure(
+        values, values, lengths=np.ones(2, int), control_lengths=np.ones(2, int), name="w", null="n", own=False,
+        causal=False,
+    )  # fmt: skip
+    assert left.images[0].get_clim() == (-3, 3)
+    assert "mean of the control's pairs" in figure.axes[2].get_xlabel()
 
 
 def test_names_of_proteins_are_written_where_they_belong():
     _, (left, right) = window_figures.score_figure(
         np.ones((2, 2)), np.ones((3, 3)), lengths=np.array([20, 30]), control_lengths=np.array([20, 30, 9]),
-        name="w", null="n", causal=False, labels=["P1", "P2"],
+        name="w", null="n", own=True, causal=False, labels=["P1$_$", "a_very_long_name_of_a_protein"],
     )  # fmt: skip
-    assert [text.get_text() for text in left.get_xticklabels()] == ["P1", "P2"]
+    assert [text.get_text() for text in left.get_yticklabels()] == ["1 P1$_$ (20)", "2 a_very_lo…_protein (30)"]
+    assert [text.get_text() for text in left.get_xticklabels()] == ["1", "2"]
     assert [text.get_text() for text in right.get_yticklabels()] == ["1 (20)", "2 (30)", "3 (9)"]
