@@ -129,7 +129,7 @@ def _limit_perplexity(axis: Any, drawn: Mapping[str, np.ndarray]) -> None:
     else:
         room = 0.12 * (high - low) or 0.1 * high
         axis.set_ylim(low - room, high + room)
-        axis.yaxis.set_major_locator(MaxNLocator(5))
+        axis.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
 
 
 def _mark_beyond(axis: Any, drawn: Mapping[str, np.ndarray], labels: Sequence[str], splits: Sequence[str]) -> None:
@@ -169,9 +169,11 @@ def _log(axis: Any, limits: tuple[float, float] | None = None) -> None:
     axis.margins(y=0.12)
     axis.set_ylim(limits or axis.get_ylim())
     low, high = axis.get_ylim()
-    for parts in ((1,), (1, 3), (1, 2, 5), tuple(range(1, 10))):
-        ticks = [tick for tick in LogLocator(10, subs=parts, numticks=7).tick_values(low, high) if low <= tick <= high]
-        if len(ticks) > 1:
+    for parts, fewest in (((1,), 3), ((1, 3), 3), ((1, 2, 5), 2), (range(1, 10), 2)):
+        ticks = [
+            tick for tick in LogLocator(10, subs=list(parts), numticks=7).tick_values(low, high) if low <= tick <= high
+        ]
+        if len(ticks) >= fewest:
             break
     else:
         ticks = [tick for tick in MaxNLocator(3).tick_values(low, high) if low <= tick <= high]

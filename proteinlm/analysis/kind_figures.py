@@ -68,14 +68,16 @@ def kinds_figure(
         axes.spines[:].set_visible(False)
         axes.set_xlabel(label)
         axes.set_ylabel("layer")
-        figure.legend(handles=_legend(kinds), loc="outside lower center", ncols=5 if across > 6 else 3, handlelength=1.0)
+        figure.legend(
+            handles=_legend(kinds), loc="outside lower center", ncols=5 if across > 6 else 3, handlelength=1.0
+        )
         figure.suptitle(title, fontsize=9)
     return figure, axes
 
 
 def _write_cell(axes, layer, head, kind, strength, detail, *, inches):
     luminance = np.dot(to_rgb(COLOURS[kind]), (0.2126, 0.7152, 0.0722))
-    colour = "white" if luminance < 0.35 else "black"
+    colour = "white" if luminance < 0.4 else "black"
     letter = "" if kind == "none" else kind[0].upper() if kind != "diffuse" else "–"
     first = (f"{letter}: {detail}" if detail else letter).replace("-", "−")
     # Long details are written smaller in narrow cells.

@@ -220,14 +220,20 @@ def _colour_bar(figure, image, axes, label, **placed):
     """Draw a colour bar with three or four numbers, which do not run into each other where it is short."""
     bar = figure.colorbar(image, ax=axes, pad=0.02, **placed)
     if isinstance(image.norm, PowerNorm):
-        # Evenly spaced on the square-root scale, to two digits.
-        bar.set_ticks([0.0, *(float(f"{image.norm.vmax * share**2:.2g}") for share in (1 / 3, 2 / 3, 0.995))])
+        # Evenly spaced on the square-root scale.
+        bar.set_ticks([0.0, *(_two_digits(image.norm.vmax * share**2) for share in (1 / 3, 2 / 3, 1))])
         bar.ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
     else:
         bar.locator = MaxNLocator(4)
         bar.update_ticks()
     bar.set_label(label, fontsize=7 if placed["location"] == "bottom" else 8)
     bar.outline.set_visible(False)
+
+
+def _two_digits(value: float) -> float:
+    """Return a positive value cut to two digits: one rounded up would lie beyond the scale."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{math.floor(value / unit + 1e-9) * unit:.2g}")
 
 
 def lines_figure(
@@ -335,7 +341,7 @@ def _width(columns):
 
 def _panels(rows, columns, room):
     """Return the figure and its axes; room: inches that the lines of text above and below need."""
-    size = (_width(columns), _side(columns) * rows + 0.85 + room)
+    size = (_width(columns), _side(columns) * rows + 1.05 + room)
     layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.025, wspace=0.01, hspace=0.01)
     figure = Figure(figsize=size, layout=layout)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
