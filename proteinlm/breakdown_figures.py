@@ -68,9 +68,10 @@ def plot_breakdown(by: str, drawn: Mapping[str, np.ndarray], title: str) -> tupl
         (Figure, Axes [3]).
     """
     labels = drawn_cells(by, drawn)
+    turned = by != "residue" and len(labels) > 9
     splits = list(dict.fromkeys(drawn["split"].tolist()))
     with style():
-        figure = matplotlib.figure.Figure(figsize=(PAGE, 5.0 if by == "family" else 4.4))
+        figure = matplotlib.figure.Figure(figsize=(PAGE, 5.4 if turned else 4.4))
         axes = figure.subplots(3, 1, sharex=True, height_ratios=(2, 2, 1))
         for number, split in enumerate(splits):
             shift = 0.22 * (number - (len(splits) - 1) / 2)
@@ -81,6 +82,7 @@ def plot_breakdown(by: str, drawn: Mapping[str, np.ndarray], title: str) -> tupl
             rows = np.array([found[0] for found in chosen if len(found)], int)
             for axis, name, scale in ((axes[0], "accuracy", 100), (axes[1], "perplexity", 1)):
                 value, low, high = (scale * drawn[f"{name}{end}"][rows] for end in ("", "_low", "_high"))
+                value = np.where(np.isfinite(value), value, np.nan)
                 # Ends that are NaN draw no whisker; percentiles of a skewed cell may lie on one side of its value.
                 whiskers = np.nan_to_num(np.maximum([value - low, high - value], 0), posinf=0)
                 axis.errorbar(places, value, yerr=whiskers, elinewidth=0.8, capsize=1.5, label=split, **look)
@@ -94,7 +96,6 @@ def plot_breakdown(by: str, drawn: Mapping[str, np.ndarray], title: str) -> tupl
         _limit_perplexity(axes[1], drawn)
         _mark_beyond(axes[1], drawn, labels, splits)
         _log(axes[2])
-        turned = by != "residue" and len(labels) > 9
         axes[2].set_xticks(range(len(labels)), [_shown(name) for name in labels], rotation=90 if turned else 0)
         axes[2].set_xlim(-0.7, len(labels) - 0.3)
         number = len(set(drawn["cell"].tolist()))
@@ -164,19 +165,20 @@ def _number(value: float) -> str:
 
 
 def _log(axis: Any, limits: tuple[float, float] | None = None) -> None:
-    """Make the axis logarithmic, with room around its points and two to seven numbers that are written out."""
+    """Make the axis logarithmic, with room around its points and two to four numbers that are written out."""
     axis.set_yscale("log")
     axis.margins(y=0.12)
     axis.set_ylim(limits or axis.get_ylim())
     low, high = axis.get_ylim()
     for parts, fewest in (((1,), 3), ((1, 3), 3), ((1, 2, 5), 2), (range(1, 10), 2)):
-        ticks = [
-            tick for tick in LogLocator(10, subs=list(parts), numticks=7).tick_values(low, high) if low <= tick <= high
-        ]
+        ticks = LogLocator(10, subs=list(parts), numticks=7).tick_values(low, high)
+        ticks = [tick for tick in ticks if low <= tick <= high]
         if len(ticks) >= fewest:
             break
     else:
         ticks = [tick for tick in MaxNLocator(3).tick_values(low, high) if low <= tick <= high]
+    if len(ticks) > 4:
+        ticks = [ticks[0], ticks[-1]]
     axis.yaxis.set_major_locator(FixedLocator(ticks))
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}" if value < 1e6 else _number(value)))
     axis.yaxis.set_minor_formatter(NullFormatter())

@@ -17,14 +17,13 @@ def drawn_texts(figure) -> list[tuple[str, Bbox]]:
             drawn.append(text)
         draw(text, renderer)
 
-    canvas.draw()
     with mock.patch.object(Text, "draw", record):
         canvas.draw()
     return [(text.get_text(), text.get_window_extent(canvas.get_renderer())) for text in drawn]
 
 
-def check_legible(figure):
-    """Assert that all texts lie inside the figure, and that no two share more than a dot."""
+def check_legible(figure) -> list[str]:
+    """Assert that all texts lie inside the figure, and that no two share more than a dot; return them."""
     figure.set_dpi(200)
     texts = drawn_texts(figure)
     assert texts
@@ -35,3 +34,4 @@ def check_legible(figure):
     for (one, a), (other, b) in itertools.combinations(texts, 2):
         width, height = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
         assert width <= 1.5 or height <= 1.5, f"{one!r} lies over {other!r}: {a}, {b}"
+    return [text for text, _ in texts]

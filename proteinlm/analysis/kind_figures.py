@@ -68,9 +68,8 @@ def kinds_figure(
         axes.spines[:].set_visible(False)
         axes.set_xlabel(label)
         axes.set_ylabel("layer")
-        figure.legend(
-            handles=_legend(kinds), loc="outside lower center", ncols=5 if across > 6 else 3, handlelength=1.0
-        )
+        ncols = 5 if across > 6 else 3
+        figure.legend(handles=_legend(kinds), loc="outside lower center", ncols=ncols, handlelength=1.0)
         figure.suptitle(title, fontsize=9)
     return figure, axes
 

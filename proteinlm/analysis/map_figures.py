@@ -132,8 +132,8 @@ def heads_figure(
     """Draw some heads large, with the residues' letters along both sides (Performer paper, figure 11).
 
     Each head has a colour scale of its own, as in `attention_figure`. The figure fits on a page. Letters have 4 points
-    at least: those of longer proteins stand in two or three staggered rows. Every tenth residue or so is numbered at the
-    other two sides. More than LETTERED residues have numbers alone.
+    at least: those of longer proteins stand in two or three staggered rows. Every tenth residue or so is numbered at
+    the other two sides. More than LETTERED residues have numbers alone.
 
     Args:
         maps: weights [head, query, key] of residues, or means over cells of residues.
@@ -169,7 +169,8 @@ def heads_figure(
             spare.remove()
         for panel, weights, label, caption, (norm, _, extend) in zip(axes, maps, labels, captions, scales, strict=True):
             image = _draw_map(panel, weights, visible, norm, length)
-            panel.set_title(label, fontsize=8)
+            # Placed by hand, above the numbers: matplotlib finds that place after it has laid out the figure.
+            panel.set_title(label, fontsize=8, y=1.0, pad=13 if lettered else 5)
             if lettered:
                 _letter_axes(panel, letters, side)
             else:
@@ -200,7 +201,7 @@ def _letter_rows(side: float, length: int) -> int:
 def _letter_axes(panel: Axes, letters: str, side: float):
     """Write a letter at each residue below and to the left, and round numbers above and to the right."""
     rows = _letter_rows(side, len(letters))
-    points = min(7.0, 0.95 * 72 * side * rows / len(letters)) if rows == 1 else 4.0
+    points = max(4.0, min(7.0, 0.95 * 72 * side / len(letters)))
     places = range(1, len(letters) + 1)
     panel.set_xticks(places, list(letters), fontsize=points)
     panel.set_yticks(places, list(letters), fontsize=points)
@@ -341,7 +342,7 @@ def _width(columns):
 
 def _panels(rows, columns, room):
     """Return the figure and its axes; room: inches that the lines of text above and below need."""
-    size = (_width(columns), _side(columns) * rows + 1.05 + room)
+    size = (_width(columns), _side(columns) * rows + 1.2 + room)
     layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.025, wspace=0.01, hspace=0.01)
     figure = Figure(figsize=size, layout=layout)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)

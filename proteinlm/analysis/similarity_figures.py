@@ -84,7 +84,7 @@ def similarity_figure(
                 fraction=0.05,
                 pad=0.02,
                 shrink=0.8,
-                label=figures.wrapped(f"{label}; diagonal left out", figures.PAGE / 2 - 0.3, 8),
+                label=figures.wrapped(label, figures.PAGE / 2 - 0.3, 8),
             )
             bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
         if title:

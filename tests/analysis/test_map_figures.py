@@ -2,7 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
-from legible import check_legible, drawn_texts
+from legible import check_legible
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Normalize, PowerNorm
 
@@ -134,11 +134,10 @@ def test_heads_have_letters_on_both_sides(causal):
 
 
 @pytest.mark.parametrize(("cells", "length"), [(100, 100), (40, 400), (300, 300), (1, 1)])
-def test_heads_of_every_length(tmp_path, cells, length):
+def test_heads_of_every_length(cells, length):
     figure, axes = map_figures.heads_figure(
         attention(1, 1, cells)[0], "A" * length, name="p", causal=False, labels=["a head"]
     )
-    figure.savefig(tmp_path / "heads.png")
     letters = [label.get_text() for label in axes[0].get_xticklabels()]
     assert (letters == ["A"] * length) == (length <= map_figures.LETTERED)
     check_legible(figure)
@@ -191,20 +190,19 @@ def test_what_attention_figures_say_fits_in_them(shape, length, causal):
     assert NOTE in texts(figure)
 
 
-@pytest.mark.parametrize(("number", "length"), [(1, 1), (1, 160), (3, 12), (3, 40), (3, 100), (3, 150), (5, 30)])
+@pytest.mark.parametrize(("number", "length"), [(1, 1), (1, 160), (3, 12), (3, 40), (2, 100), (2, 150), (5, 30)])
 def test_heads_are_legible_on_a_page(number, length):
     letters = ("MW" * length)[:length]
     labels = (LABELS * 2)[:number]
     figure, axes = map_figures.heads_figure(
         attention(1, number, length)[0], letters, name="A0A1B2C3D4", causal=length == 40, labels=labels, note=NOTE
     )
-    check_legible(figure)
+    written = check_legible(figure)
     assert NOTE in texts(figure)
     assert figure.get_figheight() <= 9
     assert figure.get_figwidth() <= 7.3
     assert min(label.get_fontsize() for label in axes[0].get_xticklabels()) >= 4
-    written = [text for text, _ in drawn_texts(figure) if text in ("M", "W")]
-    assert len(written) == 2 * number * length
+    assert sum(text in ("M", "W") for text in written) == 2 * number * length
 
 
 @pytest.mark.parametrize("top", [0.0149, 0.0999, 0.5, 1.0, 3e-5])
