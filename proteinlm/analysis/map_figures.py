@@ -180,6 +180,10 @@ def heads_figure(
             panel.set_ylabel("attending residue")
             _colour_bar(figure, image, panel, caption, location="bottom", extend=extend, aspect=40, shrink=0.8)
         figure.suptitle(title, fontsize=9)
+        # Once more than drawing does: square panels with much text around them settle at the second time.
+        layout = figure.get_layout_engine()
+        assert layout is not None
+        layout.execute(figure)
     return figure, axes
 
 
