@@ -170,15 +170,13 @@ def _log(axis: Any, limits: tuple[float, float] | None = None) -> None:
     axis.margins(y=0.12)
     axis.set_ylim(limits or axis.get_ylim())
     low, high = axis.get_ylim()
-    for parts, fewest in (((1,), 3), ((1, 3), 3), ((1, 2, 5), 2), (range(1, 10), 2)):
+    for parts in ((1,), (1, 3), (1, 2, 5), range(1, 10)):
         ticks = LogLocator(10, subs=list(parts), numticks=7).tick_values(low, high)
         ticks = [tick for tick in ticks if low <= tick <= high]
-        if len(ticks) >= fewest:
+        if len(ticks) > 1:
             break
     else:
         ticks = [tick for tick in MaxNLocator(3).tick_values(low, high) if low <= tick <= high]
-    if len(ticks) > 4:
-        ticks = [ticks[0], ticks[-1]]
-    axis.yaxis.set_major_locator(FixedLocator(ticks))
+    axis.yaxis.set_major_locator(FixedLocator(ticks[:: -(-len(ticks) // 4)]))
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}" if value < 1e6 else _number(value)))
     axis.yaxis.set_minor_formatter(NullFormatter())

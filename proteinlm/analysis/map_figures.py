@@ -224,9 +224,10 @@ def _letter_axes(panel: Axes, letters: str, side: float):
 def _colour_bar(figure, image, axes, label, **placed):
     """Draw a colour bar with three or four numbers, which do not run into each other where it is short."""
     bar = figure.colorbar(image, ax=axes, pad=0.02, **placed)
-    if isinstance(image.norm, PowerNorm):
+    top = image.norm.vmax
+    if isinstance(image.norm, PowerNorm) and top is not None:
         # Evenly spaced on the square-root scale.
-        bar.set_ticks([0.0, *(_two_digits(image.norm.vmax * share**2) for share in (1 / 3, 2 / 3, 1))])
+        bar.set_ticks([0.0, *(_two_digits(top * share**2) for share in (1 / 3, 2 / 3, 1))])
         bar.ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
     else:
         bar.locator = MaxNLocator(4)
