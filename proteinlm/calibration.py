@@ -8,11 +8,12 @@ from typing import Any
 
 import matplotlib.figure
 import numpy as np
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from proteinlm.breakdowns import Cell
 from proteinlm.cells import CONFIDENCE_BINS
-from proteinlm.figures import PAGE, PALETTE, style
+from proteinlm.figures import PAGE, line_heights, split_look, style, wrapped
 from proteinlm.metrics import ENDS, Sums, resampled
 
 FEW_TOKENS = 100
@@ -88,14 +89,18 @@ def plot_reliability(found: Mapping[str, Calibration], title: str) -> tuple[Any,
         (Figure, Axes [2, splits]).
     """
     with style():
-        figure = matplotlib.figure.Figure(figsize=(min(PAGE, 0.4 + 3.4 * len(found)), 4.6))
+        across = min(PAGE, 0.4 + 3.4 * len(found))
+        title = wrapped(title, across - 0.2, 8)
+        figure = matplotlib.figure.Figure(figsize=(across, 4.6 + line_heights(title, 8) + 0.3 / len(found)))
         axes = figure.subplots(2, len(found), squeeze=False, sharex=True, sharey="row", height_ratios=(3, 1))
         for (upper, lower), (split, one) in zip(axes.T, found.items(), strict=True):
-            _draw(upper, one)
-            upper.set_title(f"{split}: calibration error {100 * one.error:.2f} %")
+            colour, marker = split_look(split)
+            _draw(upper, one, colour, marker)
+            heading = f"{split}: calibration error {100 * one.error:.2f} %"
+            upper.set_title(wrapped(heading, across / len(found) - 0.6, 9))
             lower.bar(
                 [100 * cell.low for cell in one.cells], [cell.score.num_tokens for cell in one.cells],
-                width=100 / CONFIDENCE_BINS, align="edge", color=PALETTE[0], edgecolor="white", linewidth=0.4,
+                width=100 / CONFIDENCE_BINS, align="edge", color=colour, edgecolor="white", linewidth=0.4,
             )  # fmt: skip
             lower.set_xlabel("Probability of the first choice (%)")
         axes[0, 0].set(xlim=(0, 100), ylim=(-2, 102), ylabel="Accuracy (%)")
@@ -103,24 +108,35 @@ def plot_reliability(found: Mapping[str, Calibration], title: str) -> tuple[Any,
         axes[1, 0].set_ylim(bottom=0.5)
         axes[1, 0].set_ylabel("Tokens")
         axes[1, 0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-        axes[0, 0].legend(loc="upper left")
+        # Below, where no whisker can cross it.
+        figure.legend(handles=_legend(), loc="outside lower center", ncols=2 if across > 5 else 1)
         figure.suptitle(title, fontsize=8)
     return figure, axes
 
 
-def _draw(axis: Any, one: Calibration) -> None:
-    """Draw accuracy over confidence; bins of few tokens are hollow."""
+def _draw(axis: Any, one: Calibration, colour: str, marker: str) -> None:
+    """Draw accuracy over confidence; bins of few tokens are hollow, and those of one sequence have no interval."""
     scores = [cell.score for cell in one.cells]
     accuracy = np.array([100 * s.accuracy for s in scores])
     ends = 100 * np.array([(s.accuracy_low, s.accuracy_high) for s in scores]).reshape(-1, 2)
     whiskers = np.nan_to_num(np.maximum([accuracy - ends[:, 0], ends[:, 1] - accuracy], 0))
     is_small = np.array([s.num_tokens < FEW_TOKENS for s in scores], bool)
-    axis.plot([0, 100], [0, 100], color="0.5", linestyle="--", linewidth=0.9, label="perfectly calibrated")
-    for chosen, face, label in (
-        (~is_small, PALETTE[0], "model, 95 % interval"),
-        (is_small, "white", f"the same, fewer than {FEW_TOKENS} tokens"),
-    ):
+    axis.plot([0, 100], [0, 100], color="0.5", linestyle="--", linewidth=0.9)
+    for chosen, face in ((~is_small, colour), (is_small, "white")):
         axis.errorbar(
-            100 * one.confidence[chosen], accuracy[chosen], yerr=whiskers[:, chosen], fmt="o", markersize=3.5,
-            color=PALETTE[0], markerfacecolor=face, elinewidth=0.8, capsize=1.5, label=label,
+            100 * one.confidence[chosen], accuracy[chosen], yerr=whiskers[:, chosen], fmt=marker, markersize=3.5,
+            color=colour, markerfacecolor=face, elinewidth=0.8, capsize=1.5,
         )  # fmt: skip
+
+
+def _legend() -> list[Line2D]:
+    """Return what lines and points mean, in grey: each split has a colour and a marker of its own."""
+    point = {"color": "0.3", "marker": "o", "markersize": 3.5}
+    return [
+        Line2D([], [], color="0.5", linestyle="--", linewidth=0.9, label="perfectly calibrated"),
+        Line2D([], [], linewidth=0.8, label="model, 95 % interval over sequences", **point),
+        Line2D(
+            [], [], linewidth=0.8, markerfacecolor="white", label=f"the same, fewer than {FEW_TOKENS} tokens", **point
+        ),
+        Line2D([], [], linestyle="none", label="no interval: all tokens are of one sequence", **point),
+    ]

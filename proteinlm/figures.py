@@ -6,6 +6,8 @@ from typing import Any
 
 import cycler
 import matplotlib
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextToPath
 
 # Okabe and Ito's eight colours, told apart by every kind of colour vision; vermillion and blue come first since they
 # also differ in greyscale.
@@ -14,6 +16,9 @@ SEQUENTIAL = "viridis"
 DIVERGING = "RdBu_r"
 # Light grey: what has no value.
 HIDDEN = "0.82"
+
+# A colour and a marker for each split, whichever others are drawn beside it.
+SPLITS = {"test": (PALETTE[0], "o"), "ood": (PALETTE[1], "s"), "valid": (PALETTE[2], "D"), "train": (PALETTE[3], "^")}
 
 # Widths in inches of one and two columns of a journal page.
 COLUMN = 3.5
@@ -41,6 +46,39 @@ STYLE: dict[Any, Any] = {
 def style():
     """Return a context manager in which matplotlib draws in this project's style."""
     return matplotlib.rc_context(STYLE)
+
+
+def split_look(split: str) -> tuple[str, str]:
+    """Return (colour, marker) of a split; black crosses for a name that is none of SPLITS."""
+    return SPLITS.get(split, (PALETTE[6], "X"))
+
+
+def text_width(text: str, points: float) -> float:
+    """Return the width in inches of one line of text in this font size."""
+    return TextToPath().get_text_width_height_descent(text, FontProperties(size=points), ismath=False)[0] / 72
+
+
+def wrapped(text: str, inches: float, points: float) -> str:
+    """Break text between words so that no line is wider than `inches`; a single longer word stays whole.
+
+    Line breaks that the text has are kept. Hinted letters on a screen are up to 4 % wider than measured here.
+    """
+    lines = []
+    for paragraph in text.split("\n"):
+        line = ""
+        for word in paragraph.split(" "):
+            longer = f"{line} {word}" if line else word
+            if line and 1.04 * text_width(longer, points) > inches:
+                lines.append(line)
+                longer = word
+            line = longer
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def line_heights(text: str, points: float) -> float:
+    """Return the height in inches of the lines of a text, for a figure that makes room for them."""
+    return 1.25 * points / 72 * (1 + text.count("\n"))
 
 
 def save_figure(figure, stem: str | os.PathLike) -> tuple[Path, Path]:

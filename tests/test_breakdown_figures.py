@@ -2,6 +2,8 @@ import dataclasses
 
 import numpy as np
 import pytest
+from legible import check_legible
+from matplotlib.colors import to_hex
 
 from proteinlm.breakdown_figures import FAMILIES_DRAWN, arrays, drawn_cells, plot_breakdown
 from proteinlm.breakdowns import sequence_cells, token_cells, token_labels
@@ -69,3 +71,30 @@ def test_a_cell_of_one_split_or_without_an_interval_is_still_drawn():
     first, second = (len(axes[0].containers[i].lines[0].get_ydata()) for i in range(2))
     assert (first, second) == (25, 24)
     figure.canvas.draw()
+
+
+@pytest.mark.parametrize("by", ["residue", "position", "identity", "family"])
+@pytest.mark.parametrize("splits", [("ood",), ("test", "ood")])
+def test_all_text_fits_and_a_split_keeps_its_colour(by, splits):
+    figure, axes = plot_breakdown(by, arrays(cells_by(by, splits)), "run, step 1; objective masked; " * 5)
+    check_legible(figure)
+    colours = [to_hex(container.lines[0].get_color()) for container in axes[0].containers]
+    assert colours == [{"test": "#0072b2", "ood": "#d55e00"}[split] for split in splits]
+    for axis in axes:
+        low, high = axis.get_ylim()
+        assert sum(low <= tick <= high for tick in axis.get_yticks()) >= 2
+
+
+@pytest.mark.parametrize(("value", "written"), [(1e10, "1e10"), (np.inf, "∞"), (4321.0, "4,321")])
+def test_a_rare_letter_does_not_flatten_the_others_and_is_marked_at_the_edge(value, written):
+    drawn = arrays(cells_by("residue", n=200))
+    rare = (drawn["cell"] == "O") & (drawn["split"] == "ood")
+    before = plot_breakdown("residue", {**drawn, "tokens": np.where(rare, 99, drawn["tokens"])}, "t")[1][1].get_ylim()
+    drawn["tokens"][rare] = 99
+    drawn["perplexity"][rare], drawn["perplexity_high"][rare] = value, np.inf
+    figure, axes = plot_breakdown("residue", drawn, "t")
+    assert axes[1].get_ylim() == before
+    marks = [text for text in axes[1].texts if text.get_text() == written]
+    assert len(marks) == 1
+    assert marks[0].get_position()[0] == drawn_cells("residue", drawn).index("O")
+    check_legible(figure)

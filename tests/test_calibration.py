@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from legible import check_legible
 
 from proteinlm.breakdowns import token_cells
 from proteinlm.calibration import FEW_TOKENS, bin_labels, calibration, expected_error, plot_reliability
@@ -88,3 +89,9 @@ def test_the_diagram_shows_accuracy_over_confidence():
         np.testing.assert_allclose(few, points[tokens < FEW_TOKENS])
         np.testing.assert_array_equal([bar.get_height() for bar in axes[1, 0].patches], tokens)
         assert figure.get_suptitle() == "a title"
+        # Colours of a split are the same whichever others are drawn.
+        colours = [upper.containers[0].lines[0].get_color() for upper in axes[0]]
+        assert colours == ["#0072B2", "#D55E00"][: len(found)]
+        assert "no interval: all tokens are of one sequence" in [t.get_text() for t in figure.legends[0].get_texts()]
+        title = "a_run_of_a_long_name, step 20000; objective masked; masked residues counted; one sequence a row"
+        check_legible(plot_reliability(found, title)[0])

@@ -3,7 +3,7 @@ import matplotlib.figure
 import numpy as np
 from PIL import Image
 
-from proteinlm.figures import COLUMN, PALETTE, save_figure, style
+from proteinlm.figures import COLUMN, PALETTE, save_figure, split_look, style, text_width, wrapped
 
 
 def drawn():
@@ -39,3 +39,19 @@ def test_the_style_ends_with_the_block():
 def test_the_first_colours_differ_in_greyscale():
     grey = [np.dot(matplotlib.colors.to_rgb(c), (0.2126, 0.7152, 0.0722)) for c in PALETTE[:3]]
     assert min(abs(a - b) for i, a in enumerate(grey) for b in grey[:i]) > 0.02
+
+
+def test_text_is_broken_between_words_to_fit():
+    text = "Attention of A0A1B2C3D4, 40 residues, of a model\nand a second line that is long as well"
+    for inches in (1.0, 2.0, 3.5):
+        lines = wrapped(text, inches, 9).split("\n")
+        assert max(text_width(line, 9) for line in lines) <= inches
+        assert " ".join(lines) == text.replace("\n", " ")
+    assert wrapped(text, 99, 9) == text
+    # A word that is wider stays whole.
+    assert wrapped("one_long_word short", 0.1, 9) == "one_long_word\nshort"
+
+
+def test_every_split_has_a_look_of_its_own():
+    looks = [split_look(name) for name in ("train", "valid", "test", "ood", "else")]
+    assert len({colour for colour, _ in looks}) == len({marker for _, marker in looks}) == 5

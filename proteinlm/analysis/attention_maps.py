@@ -302,7 +302,7 @@ def _assemble(blocks, num_heads, shape):
 
 
 def check_layers(model: ProteinLM, layers: Sequence[int] | None) -> list[int]:
-    """Return the layers asked for, all for None.
+    """Return the layers asked for, each once, in the order in which they were first named; all for None.
 
     Raises:
         InputError: none is asked for, or one that the model lacks; the message names the range.
@@ -316,7 +316,7 @@ def check_heads(model: ProteinLM, heads: Sequence[int] | None) -> list[int]:
 
 
 def _in_range(what, count, chosen):
-    chosen = list(range(count) if chosen is None else chosen)
+    chosen = list(dict.fromkeys(range(count) if chosen is None else chosen))
     for index in chosen:
         if not 0 <= index < count:
             raise InputError(f"there is no {what} {index}: this model's {what}s go from 0 to {count - 1}.")

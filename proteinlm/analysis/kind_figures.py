@@ -45,11 +45,20 @@ def kinds_figure(
     width, height = min(width, 0.9), 0.36
     colours = np.array([[to_rgb(COLOURS[kind]) for kind in row] for row in kinds])
     with figures.style():
-        figure = Figure(figsize=(max(width * heads + 0.7, 5.0), height * layers + 1.5))
+        across = max(width * heads + 0.7, 4.4)
+        title = figures.wrapped(title, across - 0.2, 9)
+        label = figures.wrapped(
+            "head (numbers: share of attention in the pattern; of scattered and diffuse heads, evenness)",
+            across - 0.9,
+            8,
+        )
+        room = figures.line_heights(title, 9) + figures.line_heights(label, 8)
+        figure = Figure(figsize=(across, height * layers + 0.95 + room))
         axes = figure.subplots()
         axes.imshow(colours, aspect="auto", interpolation="nearest")
         for layer, head in np.ndindex(layers, heads):
-            _write_cell(axes, layer, head, kinds[layer, head], strengths[layer, head], details[layer, head])
+            cell = kinds[layer, head], strengths[layer, head], details[layer, head]
+            _write_cell(axes, layer, head, *cell, inches=(across - 0.7) / heads)
         axes.set_xticks(range(heads))
         axes.set_yticks(range(layers))
         axes.set_xticks(np.arange(heads - 1) + 0.5, minor=True)
@@ -57,19 +66,22 @@ def kinds_figure(
         axes.grid(which="minor", color="white", linewidth=1.5)
         axes.tick_params(which="both", length=0)
         axes.spines[:].set_visible(False)
-        axes.set_xlabel("head (numbers: share of attention in the pattern; of scattered and diffuse heads, evenness)")
+        axes.set_xlabel(label)
         axes.set_ylabel("layer")
-        figure.legend(handles=_legend(kinds), loc="outside lower center", ncols=5, handlelength=1.0)
+        ncols = 5 if across > 6 else 3
+        figure.legend(handles=_legend(kinds), loc="outside lower center", ncols=ncols, handlelength=1.0)
         figure.suptitle(title, fontsize=9)
     return figure, axes
 
 
-def _write_cell(axes, layer, head, kind, strength, detail):
+def _write_cell(axes, layer, head, kind, strength, detail, *, inches):
     luminance = np.dot(to_rgb(COLOURS[kind]), (0.2126, 0.7152, 0.0722))
-    colour = "white" if luminance < 0.35 else "black"
+    colour = "white" if luminance < 0.4 else "black"
     letter = "" if kind == "none" else kind[0].upper() if kind != "diffuse" else "–"
-    first = f"{letter} {detail}".strip().replace("-", "−")
-    axes.text(head, layer - 0.05, first, ha="center", va="bottom", fontsize=7, color=colour)
+    first = (f"{letter}: {detail}" if detail else letter).replace("-", "−")
+    # Long details are written smaller in narrow cells.
+    points = min(7.0, 7.0 * 0.9 * inches / max(figures.text_width(first, 7.0), 1e-6))
+    axes.text(head, layer - 0.05, first, ha="center", va="bottom", fontsize=points, color=colour)
     if not np.isnan(strength):
         axes.text(head, layer + 0.05, f"{strength:.2f}", ha="center", va="top", fontsize=6, color=colour)
 

@@ -4,6 +4,7 @@ Colours are a scale whose lightness rises all the way (viridis), so that it read
 with any colour vision. Colour bars say what is shown and where the scale was cut.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,11 +15,19 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize, PowerNorm, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from proteinlm import figures
 
 LETTERED = 160
-"""Residues whose letters still fit along the side of a page."""
+"""Residues whose letters still fit along the side of a panel."""
+
+MOST_ROWS = 3
+"""Staggered rows of letters at most."""
+
+PAGE_HEIGHT = 9.0
+SIDE_ROOM = 0.65
+"""Inches beside a panel with letters, for its labels and numbers."""
 
 
 def attention_figure(
@@ -56,7 +65,13 @@ def attention_figure(
     visible = _visible(cells, causal)
     norm, label, extend = _weight_scale(maps[:, :, visible])
     with figures.style():
-        figure, axes = _panels(num_layers, num_heads)
+        hidden = " (grey: later residues, hidden from a causal model)" if causal else ""
+        across = _width(num_heads)
+        title = figures.wrapped(_title(name, length, cells, note), across - 0.2, 9)
+        label = figures.wrapped(label, across - 1.0, 8)
+        below = figures.wrapped(f"residue attended to, by position{hidden}", across - 0.2, 8)
+        room = figures.line_heights(title, 9) + figures.line_heights(label, 8) + figures.line_heights(below, 8)
+        figure, axes = _panels(num_layers, num_heads, room)
         image = None
         for row, layer in enumerate(layers):
             for column, head in enumerate(heads):
@@ -71,12 +86,10 @@ def attention_figure(
                 if column == 0:
                     panel.set_ylabel(f"layer {layer}", fontsize=9)
         assert image is not None
-        bar = figure.colorbar(image, ax=axes, location="top", extend=extend, aspect=60, shrink=0.7, pad=0.02)
-        bar.set_label(label)
-        bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-        hidden = " (grey: later residues, hidden from a causal model)" if causal else ""
-        figure.suptitle(_title(name, length, cells, note), fontsize=9)
-        figure.supxlabel(f"residue attended to, by position{hidden}", fontsize=8)
+        shrink = 0.7 if num_heads > 2 else 1.0
+        _colour_bar(figure, image, axes, label, location="top", extend=extend, aspect=60, shrink=shrink)
+        figure.suptitle(title, fontsize=9)
+        figure.supxlabel(below, fontsize=8)
         figure.supylabel("attending residue, by position", fontsize=8)
     return figure, axes
 
@@ -118,8 +131,9 @@ def heads_figure(
 ) -> tuple[Figure, np.ndarray]:
     """Draw some heads large, with the residues' letters along both sides (Performer paper, figure 11).
 
-    Each head has a colour scale of its own, as in `attention_figure`. Every tenth residue is numbered at the other two
-    sides. More than LETTERED residues have numbers alone.
+    Each head has a colour scale of its own, as in `attention_figure`. The figure fits on a page. Letters have 4 points
+    at least: those of longer proteins stand in two or three staggered rows. Every tenth residue or so is numbered at
+    the other two sides. More than LETTERED residues have numbers alone.
 
     Args:
         maps: weights [head, query, key] of residues, or means over cells of residues.
@@ -136,46 +150,96 @@ def heads_figure(
     length = len(letters)
     visible = _visible(cells, causal)
     lettered = length <= LETTERED and cells == length
-    # Letters of 4 points at least need as much room; short proteins need no whole page.
-    side = min(max(length * 0.064 if lettered else 0.0, figures.COLUMN), 14.0)
-    columns = min(number, max(1, int(2 * figures.COLUMN // side)))
-    rows = -(-number // columns)
+    columns, side = _sides(number, length)
+    lettered = length <= LETTERED and cells == length and _letter_rows(side, length) <= MOST_ROWS
+    labels = [figures.wrapped(label, side, 8) for label in labels]
+    scales = [_weight_scale(weights[visible]) for weights in maps]
+    captions = [figures.wrapped(scale, side, 7) for _, scale, _ in scales]
+    below = figures.wrapped("residue attended to" + (" (grey: hidden from a causal model)" if causal else ""), side, 8)
+    across = max(columns * (side + SIDE_ROOM), 4.0)
+    title = figures.wrapped(_title(name, length, cells, note), across - 0.2, 9)
+    around = max(figures.line_heights(text, 7.5) for text in labels) + figures.line_heights(below, 8) + 0.65
+    around += max(figures.line_heights(text, 7) for text in captions)
+    tall = -(-number // columns) * (side + around) + figures.line_heights(title, 9) + 0.15
     with figures.style():
-        size = (max(side * columns + 0.5, figures.PAGE), (side + 1.0) * rows + 0.6)
-        figure = Figure(figsize=size)
-        grid = figure.subplots(rows, columns, squeeze=False)
+        figure = Figure(figsize=(across, min(tall, PAGE_HEIGHT)))
+        grid = figure.subplots(-(-number // columns), columns, squeeze=False)
         axes = grid.ravel()[:number]
         for spare in grid.ravel()[number:]:
             spare.remove()
-        for panel, weights, label in zip(axes, maps, labels, strict=True):
-            norm, scale, extend = _weight_scale(weights[visible])
+        for panel, weights, label, caption, (norm, _, extend) in zip(axes, maps, labels, captions, scales, strict=True):
             image = _draw_map(panel, weights, visible, norm, length)
-            panel.set_title(label)
+            # Placed by hand, above the numbers: matplotlib finds that place after it has laid out the figure.
+            panel.set_title(label, fontsize=8, y=1.0, pad=13 if lettered else 5)
             if lettered:
-                _letter_axes(panel, letters, min(7.0, 0.95 * 72 * side / length))
+                _letter_axes(panel, letters, side)
             else:
                 panel.set_xticks(_position_ticks(length))
                 panel.set_yticks(_position_ticks(length))
-            panel.set_xlabel("residue attended to" + (" (grey: hidden from a causal model)" if causal else ""))
+            panel.set_xlabel(below)
             panel.set_ylabel("attending residue")
-            bar = figure.colorbar(image, ax=panel, location="bottom", extend=extend, aspect=50, shrink=0.7, pad=0.02)
-            bar.set_label(scale, fontsize=7)
-            bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-        figure.suptitle(_title(name, length, cells, note), fontsize=9)
+            _colour_bar(figure, image, panel, caption, location="bottom", extend=extend, aspect=40, shrink=0.8)
+        figure.suptitle(title, fontsize=9)
+        # Once more than drawing does: square panels with much text around them settle at the second time.
+        layout = figure.get_layout_engine()
+        assert layout is not None
+        layout.execute(figure)
     return figure, axes
 
 
-def _letter_axes(panel: Axes, letters: str, points: float):
-    """Write a letter at each residue below and to the left, and every tenth number above and to the right."""
+def _sides(number: int, length: int) -> tuple[int, float]:
+    """Return how many columns of panels fit on a page, and the side of a panel in inches."""
+    if number == 1:
+        return 1, min(max(0.064 * length, 2.8), figures.PAGE - SIDE_ROOM)
+    columns = 2
+    while -(-number // columns) * (figures.PAGE / columns - SIDE_ROOM + 1.2) > PAGE_HEIGHT:
+        columns += 1
+    return columns, figures.PAGE / columns - SIDE_ROOM
+
+
+def _letter_rows(side: float, length: int) -> int:
+    """Return in how many staggered rows letters of 4 points stand apart along a side of so many inches."""
+    return max(1, math.ceil(4.0 * length / (72 * side)))
+
+
+def _letter_axes(panel: Axes, letters: str, side: float):
+    """Write a letter at each residue below and to the left, and round numbers above and to the right."""
+    rows = _letter_rows(side, len(letters))
+    points = max(4.0, min(7.0, 0.95 * 72 * side / len(letters)))
     places = range(1, len(letters) + 1)
     panel.set_xticks(places, list(letters), fontsize=points)
     panel.set_yticks(places, list(letters), fontsize=points)
     panel.tick_params(length=0, pad=1)
-    tens = [1, *(place for place in places if place % 10 == 0)]
+    for axis in (panel.xaxis, panel.yaxis):
+        for place, tick in enumerate(axis.get_major_ticks()):
+            tick.set_pad(1 + (place % rows) * points)
+    step = 10 if 72 * side * 10 / len(letters) > 16 else 20
+    tens = [1, *(place for place in places if place % step == 0)]
     for other in (panel.secondary_xaxis("top"), panel.secondary_yaxis("right")):
         other.set_ticks(tens)
         other.tick_params(length=2, width=0.4, labelsize=6, pad=1)
         other.spines[:].set_visible(False)
+
+
+def _colour_bar(figure, image, axes, label, **placed):
+    """Draw a colour bar with three or four numbers, which do not run into each other where it is short."""
+    bar = figure.colorbar(image, ax=axes, pad=0.02, **placed)
+    top = image.norm.vmax
+    if isinstance(image.norm, PowerNorm) and top is not None:
+        # Evenly spaced on the square-root scale.
+        bar.set_ticks([0.0, *(_two_digits(top * share**2) for share in (1 / 3, 2 / 3, 1))])
+        bar.ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
+    else:
+        bar.locator = MaxNLocator(4)
+        bar.update_ticks()
+    bar.set_label(label, fontsize=7 if placed["location"] == "bottom" else 8)
+    bar.outline.set_visible(False)
+
+
+def _two_digits(value: float) -> float:
+    """Return a positive value cut to two digits: one rounded up would lie beyond the scale."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{math.floor(value / unit + 1e-9) * unit:.2g}")
 
 
 def lines_figure(
@@ -208,7 +272,12 @@ def lines_figure(
     names = [f"{letter} {place}" for place, letter in enumerate(letters, 1)]
     with figures.style():
         width = min(max(figures.COLUMN, 2.4 * number), 2 * figures.PAGE)
-        figure = Figure(figsize=(max(width, figures.PAGE * 0.75), 0.17 * length + 1.5))
+        across = max(width, figures.PAGE * 0.6)
+        residues = f"{length} residues" if length > 1 else "residue"
+        order = ", none to later residues" if causal else ""
+        title = f"Attention of the first {residues} of {name}{order}, not renormalised"
+        title = figures.wrapped(f"{title}\n{note}" if note else title, across - 0.2, 9)
+        figure = Figure(figsize=(across, 0.17 * length + 1.2 + figures.line_heights(title, 9)))
         axes = figure.subplots(1, number, squeeze=False)[0]
         for panel, weights, label in zip(axes, maps, labels, strict=True):
             largest = float(np.abs(weights).max())
@@ -224,12 +293,12 @@ def lines_figure(
             panel.set_xticks([0, 1], ["attending", "attended to"])
             panel.tick_params(axis="x", pad=4)
             full = f"full opacity: {largest:.2g}" if largest else "all weights are 0"
-            panel.set_xlabel(full + (" (dashed: negative)" if (weights < 0).any() else ""))
+            inches = across / number - 0.5
+            full += " (dashed: negative)" if (weights < 0).any() else ""
+            panel.set_xlabel(figures.wrapped(full, inches, 8))
             # In two lines: panels are narrow.
-            panel.set_title(label.replace(": ", "\n"), fontsize=8)
-        order = ", none to later residues" if causal else ""
-        title = f"Attention of the first {length} residues of {name}{order}, not renormalised"
-        figure.suptitle(f"{title}\n{note}" if note else title, fontsize=9)
+            panel.set_title(figures.wrapped(label.replace(": ", "\n"), inches, 8), fontsize=8)
+        figure.suptitle(title, fontsize=9)
     return figure, axes
 
 
@@ -267,10 +336,18 @@ def _weight_scale(weights):
     return PowerNorm(0.5, 0, top), label, "max"
 
 
-def _panels(rows, columns):
-    # A panel is as wide as eight of them on a page allow, but never larger than a quarter of the page.
-    side = min((figures.PAGE - 0.8) / columns, figures.PAGE / 4)
-    size = (max(side * columns + 0.8, figures.PAGE / 2 + 0.8), side * rows + 1.35)
+def _side(columns):
+    """Return a panel's side in inches: eight of them fill a page, and none is larger than a quarter of the page."""
+    return min((figures.PAGE - 0.8) / columns, figures.PAGE / 4)
+
+
+def _width(columns):
+    return max(_side(columns) * columns + 0.8, figures.PAGE / 2 + 0.8)
+
+
+def _panels(rows, columns, room):
+    """Return the figure and its axes; room: inches that the lines of text above and below need."""
+    size = (_width(columns), _side(columns) * rows + 1.2 + room)
     layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.025, wspace=0.01, hspace=0.01)
     figure = Figure(figsize=size, layout=layout)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)

@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from proteinlm import figures
 from proteinlm.data.alphabet import STANDARD_RESIDUES
 
+CENTRED = "cividis"
+
 GROUPS = (
     ("aliphatic", "ILVMA"),
     ("aromatic", "FWY"),
@@ -35,11 +37,13 @@ def similarity_figure(
     13).
 
     The amino acids stand in classes, divided by lines, or in an order that is given, the same for both; then a mark
-    above each says its class. Each matrix has its own scale, over its off-diagonal
-    values; the diagonal, 1 by definition, is grey.
+    above each says its class. Both scales are centred on 0 and end at the matrix's own largest absolute value off the
+    diagonal; the diagonal, 1 by definition, is white. The colours (cividis) pass from dark blue through grey at 0 to
+    yellow: they diverge in hue and still rise in lightness all the way. Those of the usual diverging maps do not: in
+    greyscale their two ends are alike.
 
     Args:
-        reference, similarity: [20, 20] in the order of alphabet.STANDARD_RESIDUES; NaN is drawn grey.
+        reference, similarity: [20, 20] in the order of alphabet.STANDARD_RESIDUES; NaN is drawn white.
         reference_label, similarity_label: what the two colour bars say.
         title: a line above both.
         order: all 20 amino acids by their places in STANDARD_RESIDUES (`clustering.clustered_order`); None: by class.
@@ -50,7 +54,7 @@ def similarity_figure(
     by_class = order is None
     order = [STANDARD_RESIDUES.index(letter) for _, group in GROUPS for letter in group] if order is None else order
     letters = [STANDARD_RESIDUES[index] for index in order]
-    cmap = colormaps[figures.SEQUENTIAL].with_extremes(bad=figures.HIDDEN)
+    cmap = colormaps[CENTRED].with_extremes(bad="white")
     with figures.style():
         figure = Figure(figsize=(figures.PAGE, 4.0))
         axes = figure.subplots(1, 2)
@@ -59,7 +63,11 @@ def similarity_figure(
         ):
             values = np.array(matrix, np.float64)[np.ix_(order, order)]
             np.fill_diagonal(values, np.nan)
-            image = panel.imshow(np.ma.masked_invalid(values), cmap=cmap)
+            shown = np.ma.masked_invalid(values)
+            # Matrices of a single value, or of none, have no scale of their own.
+            limit = float(np.ma.abs(shown).max()) if shown.count() else 0.0
+            limit = limit or 1.0
+            image = panel.imshow(shown, cmap=cmap, vmin=-limit, vmax=limit)
             panel.set_xticks(range(len(letters)), letters)
             panel.set_yticks(range(len(letters)), letters)
             panel.spines[["top", "right"]].set_visible(True)
@@ -76,11 +84,11 @@ def similarity_figure(
                 fraction=0.05,
                 pad=0.02,
                 shrink=0.8,
-                label=label,
+                label=figures.wrapped(label, figures.PAGE / 2 - 0.3, 8),
             )
             bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
         if title:
-            figure.suptitle(title, fontsize=9)
+            figure.suptitle(figures.wrapped(title, figures.PAGE - 0.2, 9), fontsize=9)
     return figure, axes
 
 

@@ -227,3 +227,11 @@ def test_a_block_must_be_positive(make_model, tokens):
         attention_maps.attention_map(make_model(), tokens, layer=0, block=0)
     with pytest.raises(ValueError, match="block"):
         attention_maps.attention_maps(make_model(), tokens, block=-1)
+
+
+def test_layers_and_heads_named_twice_count_once(make_model):
+    model = make_model()
+    layers, heads = model.config.num_layers, model.config.num_heads
+    assert attention_maps.check_layers(model, [layers - 1, 0, layers - 1]) == list(dict.fromkeys([layers - 1, 0]))
+    assert attention_maps.check_heads(model, [heads - 1, 0, heads - 1, 0]) == list(dict.fromkeys([heads - 1, 0]))
+    assert attention_maps.check_heads(model, None) == list(range(heads))

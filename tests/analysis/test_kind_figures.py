@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from legible import check_legible
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 
@@ -17,7 +18,7 @@ def test_a_cell_says_its_kind_strength_and_detail():
     details = np.array([["-1", "<bos>"], ["", ""]])
     figure, axes = kinds_figure(kinds, strengths, details, title="Kinds")
     said = texts(figure)
-    for part in ("D −1", "0.62", "V <bos>", "0.30", "–", "Kinds", "layer", "D  diagonal: 1", "no weights: 1"):
+    for part in ("D: −1", "0.62", "V: <bos>", "0.30", "–", "Kinds", "layer", "D  diagonal: 1", "no weights: 1"):
         assert part in said
     drawn = axes.images[0].get_array()
     assert drawn.shape == (2, 2, 3)
@@ -30,12 +31,12 @@ def test_kinds_differ_in_greyscale_and_each_has_a_colour():
     assert np.diff(grey).min() > 0.04
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (36, 8), (2, 24)])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 4), (36, 8), (2, 24)])
 def test_every_shape_of_model(tmp_path, shape):
     rng = np.random.default_rng(0)
-    figure, axes = kinds_figure(
-        rng.choice(KINDS, shape), rng.uniform(size=shape), np.full(shape, ""), title="Kinds of heads"
-    )
+    title = "Kinds of heads over 1,000 proteins\n(beside D: its offset; beside V: the position or amino acid looked at)"
+    figure, axes = kinds_figure(rng.choice(KINDS, shape), rng.uniform(size=shape), np.full(shape, "<bos>"), title=title)
+    check_legible(figure)
     figure.savefig(tmp_path / "figure.png")
     assert 0 < axes.get_position().width <= 1
     # No cell is narrower than what is written in it.

@@ -2,6 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
+from legible import check_legible
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Normalize, PowerNorm
 
@@ -14,7 +15,8 @@ def attention(layers=2, heads=3, length=30, seed=0):
 
 
 def texts(figure):
-    return " | ".join(text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text")))
+    found = figure.findobj(lambda artist: hasattr(artist, "get_text"))
+    return " | ".join(" ".join(text.get_text().split()) for text in found)
 
 
 def test_a_panel_for_each_layer_and_head_says_which():
@@ -132,18 +134,13 @@ def test_heads_have_letters_on_both_sides(causal):
 
 
 @pytest.mark.parametrize(("cells", "length"), [(100, 100), (40, 400), (300, 300), (1, 1)])
-def test_heads_of_every_length(tmp_path, cells, length):
+def test_heads_of_every_length(cells, length):
     figure, axes = map_figures.heads_figure(
         attention(1, 1, cells)[0], "A" * length, name="p", causal=False, labels=["a head"]
     )
-    figure.savefig(tmp_path / "heads.png")
     letters = [label.get_text() for label in axes[0].get_xticklabels()]
     assert (letters == ["A"] * length) == (length <= map_figures.LETTERED)
-    if length == 100:
-        # Letters do not run into each other.
-        renderer = FigureCanvasAgg(figure).get_renderer()
-        boxes = [label.get_window_extent(renderer) for label in axes[0].get_xticklabels()]
-        assert all(a.x1 <= b.x0 for a, b in itertools.pairwise(boxes))
+    check_legible(figure)
 
 
 def test_titles_of_lines_do_not_run_into_each_other(tmp_path):
@@ -174,3 +171,57 @@ def test_a_line_for_each_weight_as_opaque_as_it_is_large():
     figure, _ = map_figures.lines_figure(weights * 0, "MKVL", name="p", causal=True, labels=["none"])
     assert "all weights are 0" in texts(figure)
     assert "none to later residues" in texts(figure)
+
+
+NOTE = "rows sum to 0.012 to 1.4 (mean 0.93) and are shown as they are: PolySketch's own approximation has such sums"
+LABELS = [
+    "layer 12, head 10: vertical 0.34, to K133 <eos>",
+    "layer 0, head 1: diagonal 0.62, offset −1",
+    "layer 0, head 2",
+]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("shape", "length"), [((1, 1), 1), ((2, 1), 58), ((1, 2), 12), ((4, 8), 40)])
+def test_what_attention_figures_say_fits_in_them(shape, length, causal):
+    maps = attention(*shape, length) - (0.01 if causal else 0)
+    figure, _ = map_figures.attention_figure(maps, name="A0A1B2C3D4", causal=causal, note=NOTE)
+    check_legible(figure)
+    assert NOTE in texts(figure)
+
+
+@pytest.mark.parametrize(("number", "length"), [(1, 1), (1, 160), (3, 12), (3, 40), (2, 100), (2, 150), (5, 30)])
+def test_heads_are_legible_on_a_page(number, length):
+    letters = ("MW" * length)[:length]
+    labels = (LABELS * 2)[:number]
+    figure, axes = map_figures.heads_figure(
+        attention(1, number, length)[0], letters, name="A0A1B2C3D4", causal=length == 40, labels=labels, note=NOTE
+    )
+    written = check_legible(figure)
+    assert NOTE in texts(figure)
+    assert figure.get_figheight() <= 9
+    assert figure.get_figwidth() <= 7.3
+    assert min(label.get_fontsize() for label in axes[0].get_xticklabels()) >= 4
+    assert sum(text in ("M", "W") for text in written) == 2 * number * length
+
+
+@pytest.mark.parametrize("top", [0.0149, 0.0999, 0.5, 1.0, 3e-5])
+def test_numbers_of_a_short_colour_bar_lie_apart_and_on_it(top):
+    maps = np.full((3, 20, 20), top, np.float32)
+    maps[:, 0, :5] = 0
+    figure, axes = map_figures.heads_figure(maps, "A" * 20, name="p", causal=False, labels=["x"] * 3)
+    check_legible(figure)
+    ticks = [axes[0].images[0].colorbar.ax.get_xticks(), axes[0].images[0].norm.vmax]
+    assert len(ticks[0]) == 4
+    assert max(ticks[0]) <= ticks[1] * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("number", "length"), [(1, 1), (1, 25), (2, 3), (3, 25)])
+def test_what_lines_say_fits(number, length):
+    maps = attention(1, number, length)[0] - 0.01
+    figure, _ = map_figures.lines_figure(
+        maps, "A" * length, name="A0A1B2C3D4", causal=True, labels=LABELS[:number], note=NOTE
+    )
+    check_legible(figure)
+    assert NOTE in texts(figure)
+    assert ("the first residue of" in texts(figure)) == (length == 1)

@@ -1,4 +1,7 @@
 import numpy as np
+import pytest
+from legible import check_legible
+from matplotlib import colormaps
 
 from proteinlm.analysis import similarity_figures
 from proteinlm.analysis.blosum import normalised_blosum
@@ -6,7 +9,8 @@ from proteinlm.data.alphabet import STANDARD_RESIDUES
 
 
 def texts(figure):
-    return " | ".join(text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text")))
+    found = figure.findobj(lambda artist: hasattr(artist, "get_text"))
+    return " | ".join(" ".join(text.get_text().split()) for text in found)
 
 
 def test_similarity_stands_beside_blosum_in_classes():
@@ -45,3 +49,30 @@ def test_an_order_that_is_given_is_that_of_both_and_classes_are_marked():
         assert sum(map(len, marked.values())) == 20
         assert len({line.get_marker() for line in panel.lines}) == len(marked)
     assert "aromatic" in texts(figure)
+
+
+@pytest.mark.parametrize("order", [None, list(range(20))])
+def test_both_scales_are_centred_on_0_and_all_text_fits(order):
+    similarity = np.random.default_rng(0).uniform(-0.2, 0.6, (20, 20))
+    figure, axes = similarity_figures.similarity_figure(
+        normalised_blosum(), similarity, reference_label="normalised BLOSUM62 score",
+        similarity_label="attention similarity (Pearson r over 1,024 heads)", title="a long title " * 12, order=order,
+    )  # fmt: skip
+    off = ~np.eye(20, dtype=bool)
+    for panel, matrix in zip(axes, (normalised_blosum(), similarity), strict=True):
+        low, high = panel.images[0].get_clim()
+        assert low == -high
+        assert high == np.abs(matrix[off]).max()
+    check_legible(figure)
+
+
+def test_colours_of_similarity_tell_negative_from_positive_in_greyscale():
+    colours = colormaps[similarity_figures.CENTRED](np.linspace(0, 1, 64))[:, :3]
+    assert (np.diff(colours @ [0.2126, 0.7152, 0.0722]) > 0).all()
+
+
+def test_a_similarity_of_no_value_is_drawn():
+    figure, _ = similarity_figures.similarity_figure(
+        normalised_blosum(), np.full((20, 20), np.nan), reference_label="left", similarity_label="right"
+    )
+    check_legible(figure)
