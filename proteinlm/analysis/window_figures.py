@@ -98,7 +98,7 @@ def score_figure(
         axes = figure.subplots(1, 2)
         image = None
         panels = (
-            (scores, lengths, "this window", labels),
+            (scores, lengths, "this window\n", labels),
             (control, control_lengths, f"one draw of the control:\n{null}", None),
         )
         for panel, (matrix, sizes, title, given) in zip(axes, panels, strict=True):
@@ -127,8 +127,9 @@ def score_figure(
         bar.set_label(f"score above {against} (standard deviations; 0: the same)")
         bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
         note = "a causal model sees only earlier proteins" if causal else "both directions averaged"
+        # The empty line keeps the panels' titles off.
         figure.suptitle(
-            f"Attention across the proteins of {name}, mean over heads\n(grey: not scored; {note})", fontsize=9
+            f"Attention across the proteins of {name}, mean over heads\n(grey: not scored; {note})\n", fontsize=9
         )
     return figure, axes
 
