@@ -21,8 +21,8 @@ from proteinlm.trackers import Tracker, tagged
 
 METRICS_FILE = "metrics.jsonl"
 TEXT_FILE = "train.log"
-# Plain lines in notebooks too: what moves there wants a widget.
-console = Console(stderr=True, force_jupyter=False)
+# Plain lines in notebooks, which say that they are terminals: what moves there wants a widget.
+console = Console(stderr=True, force_jupyter=False, force_terminal=False if "ipykernel" in sys.modules else None)
 
 
 def print_table(table: Table) -> None:

@@ -175,11 +175,10 @@ def test_from_fasta_to_figures(tmp_path, sample_fasta):
         "similarity.json",
     ):
         assert (tmp_path / "runs/causal/analysis" / name).stat().st_size > 0
-    assert sorted(p.name for p in (tmp_path / "elsewhere").iterdir()) == [
-        "attention.npz",
-        "attention.pdf",
-        "attention.png",
-    ]
+    assert {p.name for p in (tmp_path / "elsewhere").iterdir()} == {
+        "analysis.json", "attention.html", "attention.npz",
+        *(f"{stem}.{kind}" for stem in ("attention", "heads", "lines") for kind in ("png", "pdf")),
+    }  # fmt: skip
     attention = np.load(tmp_path / "elsewhere" / "attention.npz")["attention"]
     assert attention.shape[-2:] == (100, 100)
     page = (tmp_path / "runs" / "report.md").read_text()

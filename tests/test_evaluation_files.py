@@ -137,8 +137,9 @@ def test_the_best_checkpoint_is_scored(tiny_runs, tmp_path, capsys):
     run = tmp_path / "causal"
     shutil.copytree(tiny_runs["causal"], run)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    # The last step is scored on the whole of valid, the others on eight sequences of it: they are not compared.
-    losses = {row["step"]: row["loss"] for row in lines if row["kind"] == "valid" and row["sequences"] == 8}
+    # The last step is scored on the whole of valid too; what is compared is the sample.
+    losses = {row["step"]: row["sample_loss"] for row in lines if row["kind"] == "valid"}
+    assert {row["sample_sequences"] for row in lines if row["kind"] == "valid"} == {8}
     best = load_run(run, "best").step
     assert losses[best] == min(losses.values())
     assert main(["evaluate", str(run), "--step", "best", "--splits", "test"]) == 0

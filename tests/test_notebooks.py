@@ -16,6 +16,7 @@ def execute(name, folder):
     NotebookClient(notebook, timeout=360, resources={"metadata": {"path": str(folder)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     kinds = [kind for output in outputs for kind in output.get("data", {})]
+    kinds += ["table" for output in outputs if 'class="dataframe"' in output.get("data", {}).get("text/html", "")]
     printed = "".join(output["text"] for output in outputs if output["output_type"] == "stream")
     return kinds, printed
 
@@ -33,10 +34,10 @@ def test_data_then_training_then_evaluation(tmp_path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     kinds, _ = execute("01_data", tmp_path)
     assert kinds.count("image/png") == 3
-    assert kinds.count("text/html") == 2
+    assert kinds.count("table") == 3
     kinds, printed = execute("02_train_and_evaluate", tmp_path)
     assert kinds.count("image/png") == 2
-    assert kinds.count("text/html") == 1
+    assert kinds.count("table") == 1
     assert (tmp_path / "runs" / "returns_v" / "checkpoints" / "90").is_dir()
     assert "evaluating" not in printed
 
@@ -50,7 +51,7 @@ def test_attention_and_similarity_of_a_run_of_ones_own(tmp_path, tiny_runs):
     assert (folder / "runs" / "figures" / "attention.html").is_file()
     kinds, _ = execute("04_similarity", folder)
     assert kinds.count("image/png") == 2
-    assert kinds.count("text/html") == 3
+    assert kinds.count("table") == 3
 
 
 @pytest.mark.slow
