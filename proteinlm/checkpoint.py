@@ -318,8 +318,8 @@ def load_run(run: str | Path, step: int | str | None = None, *, mesh_of: Callabl
 
     Args:
         run: the folder.
-        step: of the checkpoint; "best" is that of the lowest loss on valid among those kept that were scored on the
-            same part of it. (The last step of a run is scored on the whole; it is among them if all were.)
+        step: of the checkpoint; "best" is that of the lowest loss on valid (the sample of `eval_examples`) among those
+            kept.
         mesh_of: gives the mesh that the model shall lie on, whichever it was trained on; None is this process's first
             device.
 

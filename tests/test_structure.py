@@ -33,7 +33,7 @@ TESTED_ELSEWHERE = {
     for name in ("ingest_config", "intake", "local_engine", "stages", "processes", "summary")
 } | {
     "analyze_options.py": "test_analyze_command.py",
-    "window.py": "test_resume.py",
+    "analysis/saving.py": "analysis/test_analyze.py",
     "data/decisions.py": "data/test_split_identity.py",
     "data/pfam_counts.py": "data/test_pfam_join.py",
     "data/beam_steps.py": "data/test_ingest_beam.py",

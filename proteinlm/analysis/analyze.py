@@ -1,6 +1,5 @@
 """What `proteinlm analyze` does: from a model and proteins to figures, their arrays, and a summary."""
 
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -21,12 +20,12 @@ from proteinlm.analysis.kind_figures import kinds_figure
 from proteinlm.analysis.map_figures import attention_figure, heads_figure, lines_figure
 from proteinlm.analysis.protein_maps import choose_heads, measure_protein
 from proteinlm.analysis.proteins import BPT1_BOVIN, clipped, read_protein, refuse_fewer
+from proteinlm.analysis.saving import save_arrays, save_summary, save_table
 from proteinlm.analysis.similarity_figures import similarity_figure
 from proteinlm.analysis.similarity_table import agreement_by_head, agreement_by_layer
 from proteinlm.data.alphabet import STANDARD_RESIDUES
 from proteinlm.errors import InputError
-from proteinlm.figures import save_figure, style
-from proteinlm.files import whole_file
+from proteinlm.figures import save_figure
 from proteinlm.models.transformer import ProteinLM
 
 SHOWN_LAYERS, SHOWN_HEADS = 4, 8
@@ -83,7 +82,7 @@ def analyze_protein(
     choice = choose_heads(model, protein, *candidates)
     measured = measure_protein(model, protein, layers=layers, heads=heads, chosen=choice.heads)
     stem = Path(output) / "attention"
-    _save_arrays(stem, measured.arrays())
+    save_arrays(stem, measured.arrays())
     about: dict[str, Any] = {"name": name, "causal": model.causal}
     large = {**about, "labels": choice.labels, "note": measured.detail_sums.sentence()}
     drawn = {
@@ -145,7 +144,7 @@ def analyze_head_kinds(
     found = claims(table)
     stem = Path(output) / "head_kinds"
     statistics = ("diagonal", "vertical", "block", "evenness", "special", "offset_excess")
-    _save_arrays(
+    save_arrays(
         stem,
         {
             **{statistic: getattr(patterns, statistic) for statistic in statistics},
@@ -153,7 +152,7 @@ def analyze_head_kinds(
             "num_residues": np.array([len(protein.letters) for protein in patterns.proteins]),
         },
     )
-    _save_table(stem, table)
+    save_table(stem, table)
     shape = (model.config.num_layers, model.config.num_heads)
     figure, _ = kinds_figure(
         table["kind"].to_numpy(str).reshape(shape),
@@ -175,7 +174,7 @@ def analyze_head_kinds(
         "causal": model.causal,
         "files": [*_save(figure, stem), *(str(stem.with_suffix(end)) for end in (".csv", ".npz", ".json"))],
     }
-    _save_json(stem, summary)
+    save_summary(stem, summary)
     return summary
 
 
@@ -258,11 +257,11 @@ def analyze_similarity(
         "self_sums": sums.self_sums,
         "special_sums": sums.special_sums,
     }
-    _save_arrays(stem, arrays)
+    save_arrays(stem, arrays)
     chance["permutations"] = min(permutations, TABLE_PERMUTATIONS)
     layers, heads = agreement_by_layer(sums, reference, **chance), agreement_by_head(sums, reference, **chance)
-    tables = [_save_table(stem.with_name("similarity_by_layer"), layers)]
-    tables.append(_save_table(stem.with_name("similarity_by_head"), heads))
+    tables = [save_table(stem.with_name("similarity_by_layer"), layers)]
+    tables.append(save_table(stem.with_name("similarity_by_head"), heads))
     heads_used = int((~np.isnan(profiles).all(-1)).sum())
     figure, _ = similarity_figure(
         reference, by_head,
@@ -290,7 +289,7 @@ def analyze_similarity(
         "seed": seed,
         "files": [*_save(figure, stem), *(str(stem.with_suffix(end)) for end in (".npz", ".json")), *tables],
     }
-    _save_json(stem, summary)
+    save_summary(stem, summary)
     return summary
 
 
@@ -334,22 +333,4 @@ def _rounded(values):
 
 
 def _save(figure: Figure, stem: Path) -> list[str]:
-    with style():
-        return [str(path) for path in save_figure(figure, stem)]
-
-
-def _save_arrays(stem: Path, arrays: dict[str, Any]) -> None:
-    with whole_file(stem.with_suffix(".npz"), "wb") as handle:
-        np.savez_compressed(handle, **arrays)
-
-
-def _save_table(stem: Path, table: pd.DataFrame) -> str:
-    with whole_file(stem.with_suffix(".csv")) as handle:
-        table.to_csv(handle, index=False, float_format="%.6g")
-    return str(stem.with_suffix(".csv"))
-
-
-def _save_json(stem: Path, summary: dict) -> None:
-    with whole_file(stem.with_suffix(".json")) as handle:
-        json.dump(summary, handle, indent=2, allow_nan=False)
-        handle.write("\n")
+    return [str(path) for path in save_figure(figure, stem)]

@@ -1,6 +1,5 @@
 """From a model and a structure file to how well attention finds contacts: figures, their arrays, and a summary."""
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +11,10 @@ import numpy as np
 from proteinlm.analysis import contact_figures, contacts
 from proteinlm.analysis.attention_maps import attention_map
 from proteinlm.analysis.proteins import read_protein
+from proteinlm.analysis.saving import save_arrays, save_summary
 from proteinlm.analysis.structures import Chain, Placement, place_chain, read_chain
 from proteinlm.errors import InputError
 from proteinlm.figures import save_figure
-from proteinlm.files import whole_file
 from proteinlm.models.transformer import ProteinLM
 
 
@@ -127,8 +126,7 @@ def analyze_structure(
         "predictor_precision": np.stack(list(table.values())),
     }
     stem = Path(output) / "contacts"
-    with whole_file(stem.with_suffix(".npz"), "wb") as handle:
-        np.savez_compressed(handle, **arrays)
+    save_arrays(stem, arrays)
     own_warnings = _warnings(judged)
     figure, _ = contact_figures.contact_figure(
         arrays["contacts"], judged.placement.resolved, predicted, name=judged.name, predictor=predictor,
@@ -152,9 +150,7 @@ def analyze_structure(
         "heads_used_by_regression": int((arrays["coefficients"] != 0).sum()) if others else None,
         "files": [str(file) for file in (*files, stem.with_suffix(".npz"), stem.with_suffix(".json"))],
     }
-    with whole_file(stem.with_suffix(".json")) as handle:
-        json.dump(summary, handle, indent=2, allow_nan=False)
-        handle.write("\n")
+    save_summary(stem, summary)
     return summary
 
 

@@ -1,6 +1,5 @@
 """From a model and concatenated windows to attention within and across proteins: figures, arrays, a summary."""
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +9,11 @@ import numpy as np
 from jaxtyping import Integer
 
 from proteinlm.analysis import interactions, window_figures
+from proteinlm.analysis.saving import save_arrays, save_summary
 from proteinlm.analysis.windows import WindowAttention, read_window, shares, window_attention
 from proteinlm.data import alphabet
 from proteinlm.errors import InputError
 from proteinlm.figures import save_figure
-from proteinlm.files import whole_file
 from proteinlm.models.transformer import ProteinLM
 
 NULLS = {
@@ -143,8 +142,7 @@ def analyze_windows(
         }  # fmt: skip
         if names:
             arrays[f"window{number}_names"] = np.array([str(name) for name in names[number - 1]])
-    with whole_file(stem.with_suffix(".npz"), "wb") as handle:
-        np.savez_compressed(handle, **arrays)
+    save_arrays(stem, arrays)
     highest = np.argsort(-judged.t, kind="stable")[:MOST_PAIRS]
     summary = {
         "num_windows": len(found),
@@ -176,9 +174,7 @@ def analyze_windows(
         "windows": [_described_window(number, each, model.causal, names) for number, each in enumerate(read, 1)],
         "files": [str(file) for file in (*files, stem.with_suffix(".npz"), stem.with_suffix(".json"))],
     }
-    with whole_file(stem.with_suffix(".json")) as handle:
-        json.dump(summary, handle, indent=2, allow_nan=False)
-        handle.write("\n")
+    save_summary(stem, summary)
     return summary
 
 

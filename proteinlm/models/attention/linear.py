@@ -124,7 +124,8 @@ def linear_attention(
     state, after = nothing if state is None else state, nothing
     if axis is not None and (causal or exact_blocks):
         own = absorbed(k, v, key_features=key_features, key_mask=key_mask, chunk_size=fast_chunk_size(False))
-        state, after = state_before(own, axis), state_before(own, axis, after=True)
+        state = state_before(own, axis)
+        after = nothing if causal else state_before(own, axis, after=True)
     queries, keys, values = (split(x, chunk) for x in (q, k, v))
     visible = split_mask(key_mask, batch, length, heads, chunk)
 
