@@ -117,7 +117,9 @@ class Details:
 
     def _title(self) -> str:
         a, counted = self.about, "all residues" if self.objective == "causal" else "masked residues"
-        return f"{a['run']}, step {a['step']}; objective {self.objective}; {counted} counted; {a['rows']}"
+        # A run can be evaluated on another dataset than its own, into the same folder.
+        dataset = Path(a["dataset"]).name
+        return f"{a['run']}, step {a['step']}; {dataset}; objective {self.objective}; {counted} counted; {a['rows']}"
 
     def _write_breakdown(self, by: str) -> Path:
         cells = self.cells(by)

@@ -195,7 +195,7 @@ def to_markdown(lines: Sequence[Line], runs: Sequence[Evaluated], *, paper: bool
 _MARKDOWN = {c: f"\\{c}" for c in "\\`*_[]|<>"}
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "<": r"\textless{}", ">": r"\textgreater{}", '"': r"\textquotedbl{}", "|": r"\textbar{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", '"': r"\char34{}", "|": r"\textbar{}",
     **{c: f"\\{c}" for c in "&%$#_"},
 }  # fmt: skip
 
@@ -209,8 +209,14 @@ def in_latex(text: str) -> str:
     return text.translate(str.maketrans(_LATEX))
 
 
+def _latex_heading(text: str) -> str:
+    """Break a heading of several words into two lines, so that columns are as wide as their numbers."""
+    first, *rest = text.rsplit(" ", 1) if text.endswith(")") or text.endswith("interval") else (text,)
+    return rf"\shortstack{{{in_latex(first)}\\{in_latex(*rest)}}}" if rest else in_latex(text)
+
+
 def to_latex(lines: Sequence[Line], runs: Sequence[Evaluated], *, paper: bool) -> str:
-    """Return a LaTeX table; it needs \\usepackage{booktabs}."""
+    """Return a LaTeX table, made smaller where the page is narrower; it needs booktabs and graphicx."""
     headings = _HEADINGS + (_PAPER_HEADINGS if paper else ())
     columns = "lllrrrrrr" + ("lrr" if paper else "")
     shown = [[in_latex(text).replace(" to ", "--") for text in _texts(line, paper)] for line in lines]
@@ -220,12 +226,13 @@ def to_latex(lines: Sequence[Line], runs: Sequence[Evaluated], *, paper: bool) -
         if place + 1 < len(shown) and _group(lines[place + 1]) != _group(lines[place]):
             rows.append(r"\midrule")
     caption = " ".join(in_latex(note) for note in notes(runs, paper=paper))
-    heading = " & ".join(map(in_latex, headings)) + r" \\"
+    heading = " & ".join(map(_latex_heading, headings)) + r" \\"
     return "\n".join(
         [
-            "% needs \\usepackage{booktabs}", r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{columns}}}",
-            r"\toprule", heading, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}",
-            rf"\caption{{Accuracy and perplexity. {caption}}}", r"\end{table}", "",
+            r"% needs \usepackage{booktabs,graphicx}", r"\begin{table}", r"\centering", r"\footnotesize",
+            r"\setlength{\tabcolsep}{3pt}", r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{"
+            rf"\begin{{tabular}}{{{columns}}}", r"\toprule", heading, r"\midrule", *rows, r"\bottomrule",
+            r"\end{tabular}}", rf"\caption{{Accuracy and perplexity. {caption}}}", r"\end{table}", "",
         ]
     )  # fmt: skip
 

@@ -3,6 +3,8 @@
 import dataclasses
 import math
 import re
+import shutil
+import subprocess
 
 import numpy as np
 import pandas as pd
@@ -119,6 +121,19 @@ def test_the_papers_numbers_stand_beside_their_own_kind_and_alone_where_there_is
 
 
 ODD = r"a_b 50% & c#1 $x^2 ~{y}\z | [bold]*<t>"
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no LaTeX")
+@pytest.mark.parametrize("paper", [False, True])
+def test_latex_compiles_and_fits_the_page(tmp_path, paper):
+    run = evaluated(f'{ODD} "quoted"')
+    write_table([run, evaluated("relu"), evaluated("exact", attention=SoftmaxConfig())], tmp_path, paper=paper)
+    document = r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}\input{table.tex}\end{document}"
+    (tmp_path / "t.tex").write_text(document)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout[-2000:]
+    assert "Overfull" not in found.stdout
 
 
 def test_odd_names_are_themselves_in_every_format(tmp_path, capsys):
