@@ -132,9 +132,8 @@ def sequence_groups(by: str, facts: pa.Table) -> tuple[np.ndarray, list[Label]]:
     shares = facts["identity"].fill_null(-1).to_numpy().astype(np.float64)
     thousandths = np.round(1000 * shares).astype(int)
     groups = np.where(thousandths < 0, 0, 1 + np.minimum(thousandths, 999) // _IDENTITY_STEP)
-    lows = np.arange(0, 1000, _IDENTITY_STEP) / 1000
-    step = _IDENTITY_STEP / 1000
-    labels = [(f"{low:.2f}-{low + step:.2f}", float(low), float(low + step)) for low in lows]
+    ranges = [(low / 1000, (low + _IDENTITY_STEP) / 1000) for low in range(0, 1000, _IDENTITY_STEP)]
+    labels = [(f"{low:.2f}-{high:.2f}", low, high) for low, high in ranges]
     return groups, [("no alignment", np.nan, np.nan), *labels]
 
 

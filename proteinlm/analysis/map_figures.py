@@ -326,8 +326,8 @@ def _weight_scale(weights):
         label = f"attention weight, cut at {bottom:.2g} and {top:.2g} (extremes {low:.2g}, {high:.2g})"
         return Normalize(bottom, top), label, "both"
     top = float(np.percentile(weights, 99.5))
-    # Where nearly all weights are 0, the percentile is no limit to draw with.
-    top = top if top > 0.01 * high else high
+    # Where the few weights above it carry most of the attention, the percentile is no limit to draw with.
+    top = high if weights[weights > top].sum() > 0.5 * weights.sum() else top
     if top <= 0:
         return Normalize(0, 1), "attention weight (all are 0)", "neither"
     if top >= high:

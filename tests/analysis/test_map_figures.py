@@ -73,6 +73,14 @@ def test_a_map_of_few_weights_keeps_its_largest():
     assert "all are 0" in texts(figure)
 
 
+def test_even_attention_of_a_long_causal_model_is_not_hidden_by_its_first_rows():
+    """Row i gives 1 / (i + 1) to each: the first weight is 1, a thousand times the median."""
+    rows = np.arange(1, 1025, dtype=np.float32)
+    maps = np.where(np.tri(1024, dtype=bool), 1 / rows[:, None], 0)[None, None]
+    _, axes = map_figures.attention_figure(maps, name="p", causal=True)
+    assert axes[0, 0].images[0].norm.vmax < 0.03
+
+
 def test_negative_weights_get_a_linear_scale_that_shows_them():
     maps = attention() - 0.05
     figure, axes = map_figures.attention_figure(maps, name="p", causal=False)
