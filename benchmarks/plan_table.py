@@ -112,12 +112,12 @@ def wanted() -> list[Wanted]:
         for attention in attentions
     ]
     elsewhere = [
-        Wanted(config, rows, topology, fit=True)
+        Wanted(config, rows, topology)
         for topology, rows in (("v5e:16x16", 128), ("v4:8x8x4", 256))
         for config in SINGLE
     ]
     others = [
-        Wanted(config, rows, fit=True)
+        Wanted(config, rows)
         for config, rows in (
             ("trembl_transformer_causal", 48), ("trembl_performer_softmax_masked", 64),
             ("trembl_performer_softmax_causal", 64), ("trembl_linformer_masked", 48), ("trembl_reformer_causal", 32),
@@ -125,7 +125,8 @@ def wanted() -> list[Wanted]:
             ("concat_polysketch", 1),
         )
     ]  # fmt: skip
-    return first + sweep + others + elsewhere
+    searches = [Wanted(SINGLE[0], 96, fit=True), Wanted(SINGLE[0], 160, "v5e:16x16", fit=True)]
+    return first + sweep + others + elsewhere + searches
 
 
 def row_of(asked: Wanted, found: Plan) -> dict[str, Any]:

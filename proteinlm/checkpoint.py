@@ -95,6 +95,8 @@ class Checkpoints:
             best_mode="min",
             create=not read_only,
             read_only=read_only,
+            # What Orbax takes of a reader, and warns of where it is left to it.
+            save_interval_steps=0 if read_only else 1,
             # A folder left half written by a kill goes; a whole one is never touched.
             cleanup_tmp_directories=not read_only,
             enable_async_checkpointing=not read_only,

@@ -36,6 +36,16 @@ def test_a_tree_comes_back_bit_for_bit_with_its_data_position(tmp_path):
     assert checkpoints.config(3) == Config()
 
 
+def test_reading_warns_of_nothing(tmp_path, caplog):
+    """A notebook shows every line that a library logs."""
+    writer = Checkpoints(tmp_path)
+    writer.save(1, tree(), {}, Config())
+    writer.close()
+    reader = Checkpoints(tmp_path, read_only=True)
+    reader.restore_model(reader.steps()[-1], jax.eval_shape(tree)["model"])
+    assert [record.message for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
+
+
 def test_the_last_and_the_best_stay_each_from_a_copy_of_its_state(tmp_path):
     """Written in the background while the state that was saved is given away to the next step."""
     checkpoints = Checkpoints(tmp_path, keep=1, keep_best=2)
