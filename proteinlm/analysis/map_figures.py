@@ -254,8 +254,8 @@ def lines_figure(
     """Draw the attention among the first residues as lines between two columns (Performer paper, figure 12).
 
     Weights are those of the whole protein, not renormalised over the residues drawn. A line's opacity is its weight
-    over the largest weight drawn of its head, which is written below it; negative weights are drawn dashed in another
-    colour.
+    over the largest weight drawn of its head, which is written below it, and its width grows with it; negative weights
+    are drawn dashed in another colour.
 
     Args:
         maps: weights [head, query, key] of the first T residues.
@@ -315,7 +315,9 @@ def _draw_lines(panel, weights, largest):
         ends = [[(0, query + 1), (1, key + 1)] for query, key in zip(queries[chosen], keys[chosen], strict=True)]
         opacity = np.minimum(np.abs(values[chosen]) / largest, 1.0) if largest else np.zeros(0)
         colours = [(*to_rgb(colour), value) for value in opacity]
-        panel.add_collection(LineCollection(ends, colors=colours, linewidths=1.2, linestyles=dashes))
+        # Wider too, so that hundreds of even lines do not run into one another.
+        widths = 0.25 + opacity
+        panel.add_collection(LineCollection(ends, colors=colours, linewidths=widths, linestyles=dashes))
 
 
 def _weight_scale(weights):
