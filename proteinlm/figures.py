@@ -59,18 +59,26 @@ def text_width(text: str, points: float) -> float:
 
 
 def wrapped(text: str, inches: float, points: float) -> str:
-    """Break text between words so that no line is wider than `inches`; a single longer word stays whole.
+    """Break text between words, and longer words within, so that no line is wider than `inches`.
 
     Line breaks that the text has are kept. Hinted letters on a screen are up to 4 % wider than measured here.
     """
+
+    def fits(line: str) -> bool:
+        return 1.04 * text_width(line, points) <= inches
+
     lines = []
     for paragraph in text.split("\n"):
         line = ""
         for word in paragraph.split(" "):
             longer = f"{line} {word}" if line else word
-            if line and 1.04 * text_width(longer, points) > inches:
+            if line and not fits(longer):
                 lines.append(line)
                 longer = word
+            while not fits(longer) and len(longer) > 1:
+                first = next(n for n in range(len(longer) - 1, 0, -1) if n == 1 or fits(longer[:n]))
+                lines.append(longer[:first])
+                longer = longer[first:]
             line = longer
         lines.append(line)
     return "\n".join(lines)

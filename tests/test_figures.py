@@ -48,8 +48,11 @@ def test_text_is_broken_between_words_to_fit():
         assert max(text_width(line, 9) for line in lines) <= inches
         assert " ".join(lines) == text.replace("\n", " ")
     assert wrapped(text, 99, 9) == text
-    # A word that is wider stays whole.
-    assert wrapped("one_long_word short", 0.1, 9) == "one_long_word\nshort"
+    # A word that is wider is broken: a FASTA header may be one.
+    lines = wrapped("one_long_word_" * 20 + " short", 1.5, 9).split("\n")
+    assert max(text_width(line, 9) for line in lines) <= 1.5
+    assert "".join(lines) == "one_long_word_" * 20 + " short"
+    assert wrapped("ab", 0.0, 9) == "a\nb"
 
 
 def test_every_split_has_a_look_of_its_own():

@@ -23,6 +23,7 @@ class _Judged:
     """A structure's pairs and what each head gives them; `raw` and `corrected` are float32 [layers * H, n]."""
 
     name: str
+    path: str
     letters: str
     chain: Chain
     placement: Placement
@@ -55,7 +56,7 @@ def analyze_structure(
         path: a PDB or mmCIF file, or one of them packed by gzip.
         output: a folder; made if missing, files of the same names are replaced.
         chain: which chain; None means the file's first protein chain.
-        name: how figures call the protein; None means the file's name and the chain.
+        name: how figures call the protein, beside the file's name and the chain; None means these alone.
         sequence: the protein that the model reads, to which the structure is aligned; None means the sequence that the
             file states for the chain, or, without one, the residues that have coordinates.
         training: other structures, the first protein chain of each: the best head is chosen and logistic regression
@@ -157,7 +158,8 @@ def analyze_structure(
 def _judge(model, path, chain, name, sequence):
     """Read a structure and the attention at its judged pairs, a layer at a time."""
     structure = read_chain(path, chain)
-    name = f"{Path(path).name}, chain {structure.label}" if name is None else name
+    where = f"{Path(path).name}, chain {structure.label}"
+    name = where if name is None else f"{name} ({where})"
     letters = (structure.sequence or structure.letters).encode() if sequence is None else sequence
     protein = read_protein(model, letters, name=name)
     placement = place_chain(structure, protein.letters, name=name)
@@ -175,8 +177,9 @@ def _judge(model, path, chain, name, sequence):
     mean = pairs.of(contacts.average_product_corrected(np.asarray(total)))
     closed = structure.gaps if sequence is None and structure.sequence is None else ()
     return _Judged(
-        name, protein.letters, structure, placement, pairs, np.concatenate(raw), np.concatenate(corrected), mean, closed
-    )
+        name, os.fspath(path), protein.letters, structure, placement, pairs, np.concatenate(raw),
+        np.concatenate(corrected), mean, closed,
+    )  # fmt: skip
 
 
 def _described(judged):
@@ -184,6 +187,7 @@ def _described(judged):
     return {
         "protein": judged.name,
         "num_residues": len(judged.letters),
+        "structure": judged.path,
         "chain": chain.name,
         "chains": list(chain.chains),
         "sequence_in_file": chain.sequence is not None,

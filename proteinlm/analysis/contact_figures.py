@@ -7,17 +7,16 @@ from jaxtyping import Bool, Float, Integer
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.textpath import text_to_path
 
 from proteinlm import figures
-from proteinlm.analysis.contacts import CLOSEST, CUTS, RANGES
+from proteinlm.analysis.contacts import CLOSEST, CUTOFF, CUTS, RANGES
 
 RIGHT, WRONG = figures.PALETTE[0], figures.PALETTE[4]
 """Blue and orange: dark and light in greyscale too."""
+_DEFINITION = f"contact: C-beta atoms nearer than {CUTOFF:g} Å, residues {CLOSEST} or more apart"
 
 
 def contact_figure(
@@ -47,10 +46,10 @@ def contact_figure(
     right = contacts[first, second]
     low, high = np.nonzero(np.triu(contacts, CLOSEST))
     side = 4.6
-    texts = (f"Contacts of {name}", f"above the diagonal: the {len(predicted)} highest pairs of", predictor)
-    title = [line for text in texts for line in _wrapped(text, side - 0.3, 9)]
-    below = [line for note in notes for line in _wrapped(_sentence(note), side - 1, 7)]
-    height = 0.165 * len(title) + 0.13 * len(below)
+    texts = (f"Contacts of {name}", f"above the diagonal: the {len(predicted)} highest pairs of", predictor, _DEFINITION)
+    title = figures.wrapped("\n".join(texts), side - 0.3, 9)
+    below = figures.wrapped("\n".join(map(_sentence, notes)), side - 1, 7)
+    height = 1.06 * figures.line_heights(title, 9) + (1.07 * figures.line_heights(below, 7) if below else 0)
     with figures.style():
         figure = Figure(figsize=(side, side + 0.45 + height), layout=ConstrainedLayoutEngine(h_pad=0.07))
         panel = figure.subplots()
@@ -81,9 +80,9 @@ def contact_figure(
             handles.append(Patch(color=figures.HIDDEN, label="not resolved"))
         figure.legend(handles=handles, loc="outside lower center", ncols=2, columnspacing=1.5, handletextpad=0.4)
         # Of the figure and not of the axes, whose middle lies right of the image's: a full line would be cut there.
-        figure.suptitle("\n".join(title), fontsize=9, parse_math=False)
+        figure.suptitle(title, fontsize=9, parse_math=False)
         if below:
-            panel.set_title("\n".join(below), fontsize=7, parse_math=False)
+            panel.set_title(below, fontsize=7, parse_math=False)
     return figure, panel
 
 
@@ -113,9 +112,9 @@ def precision_figure(
     top = float(np.nanmax(both)) if np.isfinite(both).any() else 1.0
     cmap = colormaps[figures.SEQUENTIAL].with_extremes(bad=figures.HIDDEN)
     num_layers, num_heads = by_head.shape
-    texts = (f"Contacts of {name} found by attention", note)
-    title = [line for text in texts if text for line in _wrapped(text, figures.PAGE - 0.3, 9)]
-    height = 1.35 + 0.165 * len(title) + max(0.28 * len(table) + 0.3, min(0.22 * num_layers, 5))
+    texts = (f"Contacts of {name} found by attention", _DEFINITION, note)
+    title = figures.wrapped("\n".join(text for text in texts if text), figures.PAGE - 0.3, 9)
+    height = 1.35 + figures.line_heights(title, 9) + max(0.28 * len(table) + 0.3, min(0.22 * num_layers, 5))
     with figures.style():
         figure = Figure(figsize=(figures.PAGE, height))
         left, right = figure.subplots(1, 2, width_ratios=(len(RANGES) * len(CUTS), max(4, min(num_heads, 9))))
@@ -145,29 +144,8 @@ def precision_figure(
         bar = figure.colorbar(image, ax=[left, right], location="bottom", aspect=50, shrink=0.5, pad=0.04)
         bar.set_label("precision (share of the pairs that are contacts)")
         bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-        figure.suptitle("\n".join(title), fontsize=9, parse_math=False)
+        figure.suptitle(title, fontsize=9, parse_math=False)
     return figure, np.array([left, right])
-
-
-def _wrapped(text, inches, size):
-    """Return lines of text that fit into `inches` at `size` points; words that do not are broken."""
-    lines, line = [], ""
-    for word in text.split():
-        if line and _inches(f"{line} {word}", size) <= inches:
-            line = f"{line} {word}"
-            continue
-        lines += [line] if line else []
-        while _inches(word, size) > inches:
-            fitting = next(n for n in range(len(word) - 1, 0, -1) if n == 1 or _inches(word[:n], size) <= inches)
-            lines, word = [*lines, word[:fitting]], word[fitting:]
-        line = word
-    return [*lines, line]
-
-
-def _inches(text, size):
-    """Return the width of a line in the style's font, measured by its glyphs."""
-    width, _, _ = text_to_path.get_text_width_height_descent(text, FontProperties(size=size), ismath=False)
-    return width / 72
 
 
 def _sentence(text):

@@ -24,6 +24,11 @@ from proteinlm.errors import InputError
 
 SMALLEST_IDENTITY = 0.3
 """Share of aligned residues that must be the same for a structure to count as that of a protein."""
+NUM_SHUFFLES, STANDING_OUT = 30, 8.0
+"""Standard deviations by which an alignment must score above those of the protein's residues in random order: with gaps
+that cost little, a third of the residues agree in nearly any two sequences."""
+NEARLY_ALL = 0.9
+"""Share of the shorter one's residues that, where the same, need no such test: a peptide cannot stand out."""
 FARTHEST_BONDED = 4.5
 """Å between C-alpha atoms of neighbours in a chain: 3.8 or, cis, 2.9, and room for poor models."""
 
@@ -126,7 +131,8 @@ def place_chain(chain: Chain, protein: str, *, name: str = "the protein") -> Pla
         name: what to call it in messages.
 
     Raises:
-        InputError: fewer than 30 % of the aligned residues agree, or too few are aligned to say.
+        InputError: fewer than 30 % of the aligned residues agree, too few are aligned to say, or the protein's residues
+            in random order align nearly as well.
     """
     aligner = PairwiseAligner(mode="global")
     aligner.substitution_matrix = substitution_matrices.load("BLOSUM62")
@@ -144,14 +150,23 @@ def place_chain(chain: Chain, protein: str, *, name: str = "the protein") -> Pla
             number += 1
             if protein[mine] != chain.letters[theirs]:
                 mismatches.append((mine + 1, protein[mine], chain.letters[theirs]))
-    enough = min(len(protein), len(chain.letters)) / 2
-    if number < enough or number - len(mismatches) < SMALLEST_IDENTITY * number:
+    shorter, agree = min(len(protein), len(chain.letters)), number - len(mismatches)
+    related = number >= shorter / 2 and agree >= SMALLEST_IDENTITY * number
+    related = related and (agree >= NEARLY_ALL * shorter or _stands_out(aligner, target, query))
+    if not related:
         raise InputError(
             f"chain {chain.label} does not look like a structure of {name}: of {len(protein)} and "
-            f"{len(chain.letters)} residues {number} can be aligned and {number - len(mismatches)} agree; "
-            "choose another chain or protein."
+            f"{len(chain.letters)} residues {number} can be aligned and {agree} agree, which is no more than chance "
+            "gives; choose another chain or protein."
         )
     return Placement(places, number, tuple(mismatches), len(chain.letters) - number)
+
+
+def _stands_out(aligner, target, query):
+    """Tell whether an alignment scores far above those of the target's letters in random order."""
+    generator = np.random.default_rng(0)
+    scores = [aligner.score("".join(generator.permutation(list(target))), query) for _ in range(NUM_SHUFFLES)]
+    return aligner.score(target, query) > np.mean(scores) + STANDING_OUT * np.std(scores)
 
 
 def _text(path):

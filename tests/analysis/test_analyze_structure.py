@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,7 +67,8 @@ def test_the_protein_may_be_another_than_the_chain(make_model, tmp_path):
     path.write_text(cif_text(atoms))
     protein = "MSSQ" + LETTERS[:8] + "W" + LETTERS[9:]
     summary = analyze_structure(make_model(), path, tmp_path / "out", chain="B", name="mine", sequence=protein.encode())
-    assert (summary["protein"], summary["chain"], summary["chains"]) == ("mine", "B", ["A", "B"])
+    assert (summary["protein"], summary["chain"], summary["chains"]) == ("mine (a.cif, chain B)", "B", ["A", "B"])
+    assert Path(summary["structure"]).name == "a.cif"
     assert summary["mismatches"] == ["W13C"]
     assert (summary["num_aligned"], summary["num_residues_without_structure"]) == (34, 4)
     assert not summary["sequence_in_file"]

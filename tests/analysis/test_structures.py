@@ -8,6 +8,7 @@ from structure_files import cif_text, hairpin, pdb_text, protein_atoms
 
 from proteinlm.analysis import structures
 from proteinlm.analysis.contacts import contact_map
+from proteinlm.data.alphabet import STANDARD_RESIDUES
 from proteinlm.errors import InputError
 
 LETTERS = "MKVLATGWCDEFGHIKLMNPQRSTVWYA"
@@ -212,3 +213,20 @@ def test_real_structures():
     assert interleukin.gaps == ((78, 83),)
     assert interleukin.sequence is None
     assert interleukin.letters.startswith("SSSTKKTQLQLEHLLLDLQMILNGINNYKNPKLTRML")
+
+
+def test_unrelated_sequences_are_refused_and_distant_relatives_are_not():
+    """The gaps of unresolved loops cost little, with which a third of any two sequences agrees."""
+    generator = np.random.default_rng(0)
+    letters = "".join(generator.choice(list(STANDARD_RESIDUES), 100))
+    chain = chain_of(letters)
+    for length in (30, 100, 300):
+        other = "".join(generator.choice(list(letters), length))
+        with pytest.raises(InputError, match="no more than chance"):
+            structures.place_chain(chain, other)
+    changed = list(letters)
+    for place in generator.permutation(100)[:60]:
+        changed[place] = generator.choice(list(STANDARD_RESIDUES))
+    assert structures.place_chain(chain, "".join(changed)).num_aligned > 90
+    # A peptide of the chain: nothing short can score far above chance.
+    assert structures.place_chain(chain, letters[40:46]).mismatches == ()
