@@ -1,5 +1,6 @@
 """What `proteinlm analyze` does: finds the model, the proteins and the windows, and calls analysis for each part."""
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -11,8 +12,11 @@ import numpy as np
 from proteinlm.analysis.analyze import analyze_head_kinds, analyze_protein, analyze_similarity
 from proteinlm.analysis.analyze_structure import analyze_structure
 from proteinlm.analysis.analyze_windows import analyze_windows
+from proteinlm.analysis.attention_maps import check_heads, check_layers
+from proteinlm.analysis.blosum import normalised_blosum
 from proteinlm.analysis.interactive import TooLargeError, analyze_interactive
 from proteinlm.analysis.proteins import BPT1_BOVIN, capacity
+from proteinlm.analysis.structures import read_chain
 from proteinlm.analysis.windows import holds_several
 from proteinlm.analyze_options import DEFAULT_PROTEIN, Analyze, Part
 from proteinlm.checkpoint import Run, load_run
@@ -20,7 +24,7 @@ from proteinlm.data.batches import evaluation_batches
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.data.uniprot import first_record
 from proteinlm.errors import InputError
-from proteinlm.files import whole_file
+from proteinlm.files import require_writable, whole_file
 from proteinlm.logs import console
 from proteinlm.sequence_results import sequence_facts
 
@@ -31,7 +35,9 @@ MOST_FOR_KINDS = 100
 def analyze_command(given: Analyze) -> None:
     """Draw every part that is asked for, say what was found, and where it is.
 
-    OUTPUT/analysis.json says which run, checkpoint and dataset it is of, with the summary of each part.
+    OUTPUT/analysis.json says of each part which run, checkpoint, dataset and split it is of, with its summary. What can
+    be refused is refused before anything is drawn. A part that was not named and that this run cannot have is left out
+    with a sentence; where parts were named, the others are drawn first.
 
     Raises:
         InputError: an option that does not fit the run, the dataset or the model.
@@ -41,30 +47,73 @@ def analyze_command(given: Analyze) -> None:
     output = given.output or given.run / "analysis"
     parts = _parts(given, run)
     dataset = _dataset(given, run, parts)
-    found: dict[str, Any] = {}
+    _check_parts(given, run, dataset, parts)
+    require_writable(output, "and the figures belong there: nothing was drawn.")
+    record, failed = Record(output / "analysis.json"), []
     for part in parts:
-        with console.status(f"analyzing: {part}"):
-            found[part], said = _PARTS[part](given, run, dataset, output)
+        # Files of a part go before its new ones come: what the record says of them is no longer sure.
+        record.forget(part)
+        try:
+            with console.status(f"analyzing: {part}"):
+                found, said = _PARTS[part](given, run, dataset, output)
+        except InputError as error:
+            failed.append(error)
+            said = [] if given.parts else [f"left out: {error}"]
+        else:
+            record.add(part, {**_origin(given, run, dataset, part), **found})
         for sentence in said:
             console.print(f"{part}: {sentence}", soft_wrap=True, highlight=False, markup=False)
-    about = {
-        "run": run.name, "step": run.step, "dataset": str(dataset.path if dataset else run.dataset),
-        "fingerprint": dataset.fingerprint if dataset else run.dataset_fingerprint, "split": given.split,
-    }  # fmt: skip
-    _note(output / "analysis.json", about, found)
+    if failed and (given.parts or len(failed) == len(parts)):
+        raise InputError(" ".join(dict.fromkeys(map(str, failed))))
     print(f"figures and arrays of {run.name}, step {run.step}, are in {output}")
 
 
-def _note(path: Path, about: dict[str, Any], found: dict[str, Any]) -> None:
-    """Write what figures are of; parts that were drawn before stay if they are of the same."""
-    try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        before = {}
-    same = isinstance(before, dict) and {name: before.get(name) for name in about} == about
-    with whole_file(path) as handle:
-        json.dump({**about, "parts": {**(before["parts"] if same else {}), **found}}, handle, indent=2)
-        handle.write("\n")
+def _origin(given: Analyze, run: Run, dataset: ProteinDataset | None, part: Part) -> dict[str, Any]:
+    """Return what a part's files are of."""
+    origin = {
+        "run": run.name, "step": run.step, "dataset": str(dataset.path if dataset else run.dataset),
+        "fingerprint": dataset.fingerprint if dataset else run.dataset_fingerprint,
+    }  # fmt: skip
+    return {**origin, "split": given.split} if part in _OF_SPLIT else origin
+
+
+class Record:
+    """analysis.json: {"parts": {part: what its files are of, and its summary}}; whole at every moment."""
+
+    def __init__(self, path: Path):
+        """Read what an earlier analysis wrote; a file that is none of ours is begun anew, and said to be."""
+        self._path, self._parts = path, {}
+        try:
+            parts = json.loads(path.read_text(encoding="utf-8"))["parts"]
+            self._parts = {part: about for part, about in parts.items() if isinstance(about, dict)}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            console.print(f"{path} cannot be read as a record of figures: it is begun anew", soft_wrap=True)
+
+    def forget(self, part: Part) -> None:
+        """Take a part out."""
+        if self._parts.pop(part, None) is not None:
+            self._write()
+
+    def add(self, part: Part, about: dict[str, Any]) -> None:
+        """Put a part in."""
+        self._parts[part] = about
+        self._write()
+
+    def _write(self) -> None:
+        with whole_file(self._path) as handle:
+            json.dump({"parts": self._parts}, handle, indent=2)
+            handle.write("\n")
+
+
+_OPTIONS_OF: dict[str, Part] = {
+    "layers": "maps", "heads": "maps", "blosum": "similarity", "order": "similarity", "windows": "windows",
+    "structure": "structure", "chain": "structure", "training_structures": "structure",
+}  # fmt: skip
+"""Options that only one part reads."""
+_OF_SPLIT: tuple[Part, ...] = ("kinds", "similarity", "windows")
+"""Parts that read proteins of a split."""
 
 
 def _check(given: Analyze) -> None:
@@ -79,6 +128,35 @@ def _check(given: Analyze) -> None:
         raise InputError("the part structure needs a file: name a PDB or mmCIF file with --structure.")
     if given.structure is None and (given.chain is not None or given.training_structures):
         raise InputError("--chain and --training-structures go with --structure FILE, which is not given.")
+
+
+def _check_parts(given: Analyze, run: Run, dataset: ProteinDataset | None, parts: tuple[Part, ...]) -> None:
+    """Refuse before the first part is drawn what a later one could not use."""
+    for field in dataclasses.fields(given):
+        part = _OPTIONS_OF.get(field.name)
+        if part and part not in parts and getattr(given, field.name) != field.default:
+            option = field.name.replace("_", "-")
+            raise InputError(
+                f"--{option} is of the part {part}, which is not drawn: add it to --parts, or leave it out."
+            )
+    if "maps" in parts:
+        check_layers(run.model, given.layers or None)
+        check_heads(run.model, given.heads or None)
+    if "similarity" in parts:
+        normalised_blosum(given.blosum)
+    if given.structure is not None:
+        read_chain(given.structure, given.chain)
+        for other in given.training_structures:
+            read_chain(other)
+    if dataset is not None and given.split not in dataset.counts:
+        raise InputError(f"there is no split {given.split!r}; there are {', '.join(dataset.counts)}.")
+    if set(given.parts) & set(_OF_SPLIT):
+        _with_split(dataset, given.split)
+    if "windows" in given.parts and run.config.batches.form != "concat":
+        raise InputError(
+            f"{run.name} was trained with batches.form {run.config.batches.form}, and the part windows is about "
+            "concatenated sequences: name a run with batches.form concat."
+        )
 
 
 def _parts(given: Analyze, run: Run) -> tuple[Part, ...]:
@@ -142,11 +220,6 @@ def _similarity(given: Analyze, run: Run, dataset: ProteinDataset | None, output
 
 def _windows(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path) -> Found:
     dataset, batches = _with_split(dataset, given.split), run.config.batches
-    if batches.form != "concat":
-        raise InputError(
-            f"{run.name} was trained with batches.form {batches.form}, and the part windows is about concatenated "
-            "sequences: name a run with batches.form concat."
-        )
     rows = (row for batch in evaluation_batches(dataset, batches, given.split) for row in batch["tokens"])
     # Places in the split's stream, from which the names of proteins follow.
     chosen = list(islice(((i, row) for i, row in enumerate(rows) if holds_several(row)), given.windows))
@@ -217,8 +290,6 @@ def _protein(wanted: str, dataset: ProteinDataset | None) -> tuple[str, bytes]:
 
 def _with_split(dataset: ProteinDataset | None, split: str) -> ProteinDataset:
     assert dataset is not None
-    if split not in dataset.counts:
-        raise InputError(f"there is no split {split!r}; there are {', '.join(dataset.counts)}.")
     if not dataset.counts[split]:
         raise InputError(f"the split {split!r} of {dataset.path} is empty: name another one with --split.")
     return dataset

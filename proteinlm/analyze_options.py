@@ -20,13 +20,15 @@ class Analyze:
     maps: attention.png (Figure 10 of the Performer paper: layers x heads), heads.png (Figure 11: a few heads in
     detail), lines.png (Figure 12: the first 25 residues as lines), attention.html (pick a head, read every weight).
 
-    kinds: head_kinds.png and .csv, which heads are diagonal, vertical, block or diffuse.
+    kinds: head_kinds.png and .csv, which heads are diagonal, vertical, block, scattered or diffuse.
 
     similarity: similarity.png (Figure 13: amino acids as attention sees them, beside BLOSUM), tables by layer and head.
 
     windows: windows_shares.png and windows_pairs.png, attention within and across the proteins of concatenated windows.
 
     structure: contacts.png and contact_precision.png, attention against the contacts of a PDB or mmCIF file.
+
+    analysis.json says of each part which run, step, dataset and split it is of.
 
     Examples: proteinlm analyze runs/masked --protein my.fasta --sequences 800
 

@@ -7,7 +7,6 @@ tokens as the run beside them: its crop, and for a masked model the residues tha
 import json
 import math
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -33,7 +32,7 @@ from proteinlm.data.dataset import ProteinDataset
 from proteinlm.data.statistics import EmpiricalBaseline
 from proteinlm.errors import InputError
 from proteinlm.evaluation_files import Details, check_form, facts_of
-from proteinlm.files import whole_file
+from proteinlm.files import require_writable, whole_file
 from proteinlm.logs import console, print_table
 from proteinlm.metrics import Score, Sums, score
 from proteinlm.objective import make_example, residue_weights, sum_tokens
@@ -319,23 +318,8 @@ def _print_scores(found: Sequence[Evaluated]) -> None:
 
 
 def _check_writable(*folders: Path) -> None:
-    """Refuse folders that nothing can be written in; those that are missing are made.
-
-    Raises:
-        InputError: with what the system says.
-    """
     for folder in folders:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder) as handle:
-                # More than a disk that is nearly full has, about as much as the tables are.
-                handle.write(bytes(1 << 16))
-                handle.flush()
-                os.fsync(handle.fileno())
-        except OSError as error:
-            raise InputError(
-                f"{folder} cannot be written ({error.strerror}), and the scores belong there: nothing was evaluated."
-            ) from error
+        require_writable(folder, "and the scores belong there: nothing was evaluated.")
 
 
 def _labels(runs: Sequence[Path]) -> list[str]:

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -83,3 +84,22 @@ def empty_folder(path: str | os.PathLike, what: str) -> Path:
     refuse_occupied(path, what)
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def require_writable(folder: Path, why: str) -> None:
+    """Make a folder where it is missing, and refuse one that nothing can be written in.
+
+    Raises:
+        InputError: with what the system says, and `why`: what belongs there, and what was not done for it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as handle:
+            # More than a disk that is nearly full has, about as much as tables are.
+            handle.write(bytes(1 << 16))
+            handle.flush()
+            os.fsync(handle.fileno())
+    except FileExistsError as error:
+        raise InputError(f"{folder} is a file, {why} Name a folder.") from error
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written ({error.strerror}), {why}") from error

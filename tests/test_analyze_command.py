@@ -1,5 +1,6 @@
 """`proteinlm analyze`: each part writes its files; what does not fit is said in a sentence."""
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -7,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from proteinlm import analyze_command
 from proteinlm.analysis import interactive
 from proteinlm.analyze_command import _names_in_windows
 from proteinlm.checkpoint import load_run
 from proteinlm.cli import main
+from proteinlm.config import IdentityConfig
 from proteinlm.data import alphabet
 from proteinlm.data.batches import evaluation_batches
 from proteinlm.data.dataset import ProteinDataset
+from proteinlm.errors import InputError
 from proteinlm.sequence_results import sequence_facts
+from proteinlm.train import train
 
 sys.path.insert(0, str(Path(__file__).parent / "analysis"))
 from structure_files import hairpin, pdb_text, protein_atoms
@@ -39,8 +44,10 @@ def test_what_is_drawn_by_default(tiny_runs, tmp_path, capsys):
     assert json.loads((tmp_path / "head_kinds.json").read_text())["num_sequences"] <= 6
     assert json.loads((tmp_path / "similarity.json").read_text())["num_sequences"] == 6
     about = json.loads((tmp_path / "analysis.json").read_text())
-    assert (about["run"], about["step"], about["split"]) == ("masked", 4, "train")
     assert about["parts"].keys() == {"maps", "kinds", "similarity"}
+    assert {(part["run"], part["step"], part.get("split")) for part in about["parts"].values()} == {
+        ("masked", 4, "train"), ("masked", 4, None),
+    }  # fmt: skip
     said = " ".join(capsys.readouterr().err.split())
     assert about["parts"]["kinds"]["sentence"] in said
     assert "few proteins, so that chance is large" in said
@@ -100,13 +107,74 @@ def test_a_structure(tiny_runs, tmp_path, capsys):
         (["--parts", "maps", "--layers", "7"], "there is no layer 7: this model's layers go from 0 to 1"),
         (["--parts", "maps", "--heads", "9"], "there is no head 9: this model's heads go from 0 to 1"),
         (["--parts", "kinds", "--split", "tset"], "there is no split 'tset'"),
+        (["--parts", "maps", "similarity", "--blosum", "FOO"], "FOO"),
+        (["--parts", "kinds", "--blosum", "BLOSUM45"], "--blosum is of the part similarity, which is not drawn"),
+        (["--parts", "maps", "--windows", "4"], "--windows is of the part windows, which is not drawn"),
+        (["--parts", "maps", "--structure", "a.pdb"], "--structure is of the part structure, which is not drawn"),
+        (["--structure", "nowhere.pdb"], "the structure nowhere.pdb cannot be read"),
         (["--parts", "maps", "--step", "3"], "no checkpoint of step 3; there are 2, 4"),
     ],
     ids=" ".join,
 )
-def test_what_does_not_fit_is_said(tiny_runs, tmp_path, capsys, words, message):
+def test_what_does_not_fit_is_said_before_anything_is_drawn(tiny_runs, tmp_path, capsys, words, message):
     assert analyze(tiny_runs["masked"], tmp_path, *words) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_no_folder_for_figures(tiny_runs, tmp_path, capsys):
+    (tmp_path / "file").write_text("mine")
+    assert analyze(tiny_runs["masked"], tmp_path / "file", "--parts", "maps") == 2
+    assert "is a file, and the figures belong there: nothing was drawn." in " ".join(capsys.readouterr().err.split())
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def fails(*_):
+    raise InputError("a part of another run cannot be drawn.")
+
+
+def test_the_record_is_of_the_files_that_are_there(tiny_runs, tmp_path, capsys, monkeypatch):
+    """Parts keep the run and the split that they are of; one that fails is in it no more."""
+    drawn = dict.fromkeys(analyze_command._PARTS, lambda *_: ({"found": 1}, ["said"]))
+    monkeypatch.setattr(analyze_command, "_PARTS", drawn)
+
+    def record():
+        return json.loads((tmp_path / "analysis.json").read_text())["parts"]
+
+    assert analyze(tiny_runs["masked"], tmp_path, "--parts", "maps", "kinds") == 0
+    assert analyze(tiny_runs["causal"], tmp_path, "--parts", "similarity", "--split", "train") == 0
+    assert {part: (about["run"], about.get("split")) for part, about in record().items()} == {
+        "maps": ("masked", None), "kinds": ("masked", "test"), "similarity": ("causal", "train"),
+    }  # fmt: skip
+    drawn["kinds"] = fails
+    # Where parts are named, the others are drawn first.
+    assert analyze(tiny_runs["causal"], tmp_path, "--parts", "kinds", "maps") == 2
+    assert "cannot be drawn" in capsys.readouterr().err
+    assert {part: about["run"] for part, about in record().items()} == {"similarity": "causal", "maps": "causal"}
+    # Where they are not, what this run cannot have is left out.
+    assert analyze(tiny_runs["causal"], tmp_path) == 0
+    assert "kinds: left out: a part of another run cannot be drawn." in capsys.readouterr().err
+    assert record().keys() == {"similarity", "maps"}
+    drawn.update(dict.fromkeys(drawn, fails))
+    assert analyze(tiny_runs["causal"], tmp_path) == 2
+    assert record() == {}
+
+
+@pytest.mark.parametrize("damage", ['{"run": "masked"}', "[]", "{", '{"parts": [1]}', '{"parts": {"maps": 3}}'])
+def test_a_damaged_record_is_begun_anew(tmp_path, damage):
+    (tmp_path / "analysis.json").write_text(damage)
+    analyze_command.Record(tmp_path / "analysis.json").add("maps", {"run": "a"})
+    assert json.loads((tmp_path / "analysis.json").read_text()) == {"parts": {"maps": {"run": "a"}}}
+
+
+@pytest.mark.slow
+def test_a_model_without_attention_has_the_parts_that_it_can_have(tiny_runs, tiny_dataset, tmp_path, capsys):
+    config = load_run(tiny_runs["masked"]).config
+    model = dataclasses.replace(config.model, attention=IdentityConfig())
+    train(dataclasses.replace(config, model=model), tiny_dataset, tmp_path / "run")
+    assert analyze(tmp_path / "run", tmp_path, "--sequences", "6", "--split", "train") == 0
+    assert "similarity: left out: " in " ".join(capsys.readouterr().err.split())
+    assert json.loads((tmp_path / "analysis.json").read_text())["parts"].keys() == {"maps", "kinds"}
 
 
 def test_a_run_without_checkpoints_says_so(tiny_runs, tmp_path, capsys):

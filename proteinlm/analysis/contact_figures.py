@@ -46,7 +46,12 @@ def contact_figure(
     right = contacts[first, second]
     low, high = np.nonzero(np.triu(contacts, CLOSEST))
     side = 4.6
-    texts = (f"Contacts of {name}", f"above the diagonal: the {len(predicted)} highest pairs of", predictor, _DEFINITION)
+    texts = (
+        f"Contacts of {name}",
+        f"above the diagonal: the {len(predicted)} highest pairs of",
+        predictor,
+        _DEFINITION,
+    )
     title = figures.wrapped("\n".join(texts), side - 0.3, 9)
     below = figures.wrapped("\n".join(map(_sentence, notes)), side - 1, 7)
     height = 1.06 * figures.line_heights(title, 9) + (1.07 * figures.line_heights(below, 7) if below else 0)
