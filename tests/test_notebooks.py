@@ -6,13 +6,21 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 
-def execute(name, folder):
-    """Run a notebook in a folder; return the kinds of what its cells show, and what they printed."""
+def execute(name, folder, changes=None):
+    """Run a notebook in a folder; return the kinds of what its cells show, and what they printed.
+
+    `changes` are made in its first cell of code, as a reader would.
+    """
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    first = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    for old, new in (changes or {}).items():
+        assert first.source.count(old) == 1
+        first.source = first.source.replace(old, new)
     NotebookClient(notebook, timeout=360, resources={"metadata": {"path": str(folder)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     kinds = [kind for output in outputs for kind in output.get("data", {})]
@@ -21,11 +29,9 @@ def execute(name, folder):
     return kinds, printed
 
 
-def with_runs(tiny_runs, folder, *names):
-    """A folder that has runs of one's own where the notebooks look for them."""
-    for name in names:
-        shutil.copytree(tiny_runs[name], folder / "runs" / name)
-    return folder
+def own(name, run):
+    """The change that names a run of one's own in place of a notebook's."""
+    return {f'Path("runs/{name}")': f'Path("{run}")'}
 
 
 @pytest.mark.slow
@@ -44,18 +50,42 @@ def test_data_then_training_then_evaluation(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_attention_and_similarity_of_a_run_of_ones_own(tmp_path, tiny_runs):
-    folder = with_runs(tiny_runs, tmp_path, "masked")
-    kinds, printed = execute("03_attention", folder)
-    assert "runs/masked: step 4, 2 layers, 2 heads" in printed
+    change = own("masked", tiny_runs["masked"])
+    kinds, printed = execute("03_attention", tmp_path, change)
+    assert f"{tiny_runs['masked']}: step 4, 2 layers, 2 heads" in printed
     assert kinds.count("image/png") == 4
-    assert (folder / "runs" / "figures" / "attention.html").is_file()
-    kinds, _ = execute("04_similarity", folder)
+    # The page itself, which is there when the notebook is rendered elsewhere.
+    assert (tmp_path / "runs" / "figures" / "attention.html").is_file()
+    assert kinds.count("text/html") == 2
+    kinds, _ = execute("04_similarity", tmp_path, change)
     assert kinds.count("image/png") == 2
     assert kinds.count("table") == 3
 
 
 @pytest.mark.slow
 def test_long_sequences_of_a_run_of_ones_own(tmp_path, tiny_runs):
-    kinds, printed = execute("05_long_sequences", with_runs(tiny_runs, tmp_path, "concat"))
+    kinds, printed = execute("05_long_sequences", tmp_path, own("concat", tiny_runs["concat"]))
     assert "2 windows of 128 tokens, each with two proteins" in printed
+    assert kinds.count("image/png") == 2
+    with pytest.raises(CellExecutionError, match="was trained on single sequences; name a run with batches.form conc"):
+        execute("05_long_sequences", tmp_path, own("concat", tiny_runs["masked"]))
+
+
+@pytest.mark.slow
+def test_a_mistyped_run_is_not_trained_in_its_place(tmp_path):
+    with pytest.raises(CellExecutionError, match="is not the folder of a training run"):
+        execute("04_similarity", tmp_path, own("masked", "runs/maskd"))
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_evaluation_of_runs_of_one_name(tmp_path, tiny_runs, tiny_dataset):
+    for place in ("a", "b"):
+        shutil.copytree(tiny_runs["causal" if place == "a" else "masked"], tmp_path / place / "run")
+    changes = {
+        **own("performer", "a/run"), **own("returns_v", "b/run"), 'Path("runs/dataset")': f'Path("{tiny_dataset}")',
+    }  # fmt: skip
+    kinds, printed = execute("02_train_and_evaluate", tmp_path, changes)
+    assert "a/run: step 4, causal" in printed
+    assert "b/run: step 4, masked" in printed
     assert kinds.count("image/png") == 2
