@@ -10,6 +10,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from proteinlm.breakdowns import Cell
 from proteinlm.data import alphabet
 from proteinlm.figures import PAGE, split_look, style, wrapped
+from proteinlm.metrics import FEWEST
 
 _LABELS = {
     "residue": "Residue",
@@ -25,7 +26,9 @@ FEW_TOKENS = 100
 
 
 def arrays(cells: Sequence[Cell]) -> dict[str, np.ndarray]:
-    """Return what is drawn, an entry a cell: split, cell, low, high, accuracy and perplexity with intervals, tokens."""
+    """Return what is drawn, an entry a cell: split, cell, low, high, accuracy and perplexity with intervals, tokens,
+    sequences.
+    """
     names = ("accuracy", "accuracy_low", "accuracy_high", "perplexity", "perplexity_low", "perplexity_high")
     return {
         "split": np.array([c.score.split for c in cells], str),
@@ -34,6 +37,7 @@ def arrays(cells: Sequence[Cell]) -> dict[str, np.ndarray]:
         "high": np.array([c.high for c in cells], float),
         **{name: np.array([getattr(c.score, name) for c in cells], float) for name in names},
         "tokens": np.array([c.score.num_tokens for c in cells], np.int64),
+        "sequences": np.array([c.score.num_sequences for c in cells], np.int64),
     }
 
 
@@ -55,7 +59,7 @@ def drawn_cells(by: str, drawn: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def plot_breakdown(by: str, drawn: Mapping[str, np.ndarray], title: str) -> tuple[Any, Any]:
-    """Draw a breakdown; whiskers are 95 % intervals, and a cell of one sequence has none.
+    """Draw a breakdown; whiskers are 95 % intervals, and a cell of few sequences has none.
 
     The axis of perplexity shows the cells of FEW_TOKENS or more; what lies above is marked at the edge by its number.
 
@@ -100,7 +104,7 @@ def plot_breakdown(by: str, drawn: Mapping[str, np.ndarray], title: str) -> tupl
         axes[2].set_xlim(-0.7, len(labels) - 0.3)
         number = len(set(drawn["cell"].tolist()))
         rest = f" (the {len(labels)} of {number:,} with most tokens)" if number > len(labels) else ""
-        note = "\nWhiskers: 95 % interval over sequences; none where all tokens are of one sequence"
+        note = f"\nWhiskers: 95 % interval over sequences; none where they are fewer than {FEWEST}"
         axes[2].set_xlabel(_LABELS[by] + rest + note)
         axes[0].legend(loc="upper left", bbox_to_anchor=(1, 1), title="split")
         figure.suptitle(wrapped(title, PAGE - 0.2, 8), fontsize=8)

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter
 from proteinlm.breakdowns import Cell
 from proteinlm.cells import CONFIDENCE_BINS
 from proteinlm.figures import PAGE, line_heights, split_look, style, wrapped
-from proteinlm.metrics import ENDS, Sums, resampled
+from proteinlm.metrics import ENDS, FEWEST, Sums, resampled
 
 FEW_TOKENS = 100
 """Bins with fewer are drawn hollow."""
@@ -60,7 +60,7 @@ def calibration(sums: Sums, confidence: np.ndarray, cells: list[Cell], *, num_re
     total = values.sum(axis=0).reshape(3, -1)
     kept = total[2] > 0
     low = high = math.nan
-    if len(values) > 1:
+    if len(values) >= FEWEST:
         drawn = resampled(values, num_resamples, seed=0).reshape(num_resamples, 3, -1)
         low, high = np.percentile(expected_error(drawn), ENDS)
     return Calibration(
@@ -115,7 +115,7 @@ def plot_reliability(found: Mapping[str, Calibration], title: str) -> tuple[Any,
 
 
 def _draw(axis: Any, one: Calibration, colour: str, marker: str) -> None:
-    """Draw accuracy over confidence; bins of few tokens are hollow, and those of one sequence have no interval."""
+    """Draw accuracy over confidence; bins of few tokens are hollow, and those of few sequences have no interval."""
     scores = [cell.score for cell in one.cells]
     accuracy = np.array([100 * s.accuracy for s in scores])
     ends = 100 * np.array([(s.accuracy_low, s.accuracy_high) for s in scores]).reshape(-1, 2)
@@ -138,5 +138,5 @@ def _legend() -> list[Line2D]:
         Line2D(
             [], [], linewidth=0.8, markerfacecolor="white", label=f"the same, fewer than {FEW_TOKENS} tokens", **point
         ),
-        Line2D([], [], linestyle="none", label="no interval: all tokens are of one sequence", **point),
+        Line2D([], [], linestyle="none", label=f"no interval: fewer than {FEWEST} sequences", **point),
     ]

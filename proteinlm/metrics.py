@@ -14,6 +14,8 @@ import numpy as np
 _DRAWS = 4_000_000
 ENDS = (2.5, 97.5)
 """Percentiles of the resamples that are the ends of a 95 % interval."""
+FEWEST = 5
+"""Sequences that an interval needs: a bootstrap of fewer shows what is least certain as the most."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Score:
         bits_per_residue: the same mean in bits a token.
         num_tokens: how many tokens count.
         num_sequences: how many sequences (concat: windows) have such a token.
-        accuracy_low: lower end of the 95 % interval of `bootstrap`; NaN for fewer than two sequences.
+        accuracy_low: lower end of the 95 % interval of `bootstrap`; NaN for fewer than FEWEST sequences.
         accuracy_high: its upper end; likewise the others.
         perplexity_low: likewise.
         perplexity_high: likewise.
@@ -97,7 +99,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Intervals:
-    """Ends of 95 % intervals, (low, high); NaN for fewer than two sequences."""
+    """Ends of 95 % intervals, (low, high); NaN for fewer than FEWEST sequences."""
 
     accuracy: tuple[float, float]
     perplexity: tuple[float, float]
@@ -163,7 +165,7 @@ def bootstrap(sums: Sums, *, num_resamples: int = 1000, seed: int = 0) -> Interv
         seed: of the draws.
     """
     values = _by_sequence(sums)
-    return _ends(resampled(values, num_resamples, seed)) if len(values) > 1 else NO_INTERVALS
+    return _ends(resampled(values, num_resamples, seed)) if len(values) >= FEWEST else NO_INTERVALS
 
 
 def bootstrap_cells(sums: Sums, *, num_resamples: int = 1000, seed: int = 0) -> list[Intervals]:
@@ -180,11 +182,11 @@ def bootstrap_cells(sums: Sums, *, num_resamples: int = 1000, seed: int = 0) -> 
     values = np.stack([np.asarray(x, np.float64) for x in (sums.nll, sums.correct, sums.count)], axis=2)
     values = values[(values[:, :, 2] > 0).any(axis=1)]
     sequences = (values[:, :, 2] > 0).sum(axis=0)
-    if len(values) < 2:
+    if len(values) < FEWEST:
         return [NO_INTERVALS] * len(sequences)
     drawn = resampled(values.reshape(len(values), -1), num_resamples, seed).reshape(num_resamples, *values.shape[1:])
     return [
-        _ends(drawn[drawn[:, cell, 2] > 0, cell]) if number > 1 else NO_INTERVALS
+        _ends(drawn[drawn[:, cell, 2] > 0, cell]) if number >= FEWEST else NO_INTERVALS
         for cell, number in enumerate(sequences)
     ]
 

@@ -92,6 +92,6 @@ def test_the_diagram_shows_accuracy_over_confidence():
         # Colours of a split are the same whichever others are drawn.
         colours = [upper.containers[0].lines[0].get_color() for upper in axes[0]]
         assert colours == ["#0072B2", "#D55E00"][: len(found)]
-        assert "no interval: all tokens are of one sequence" in [t.get_text() for t in figure.legends[0].get_texts()]
+        assert "no interval: fewer than 5 sequences" in [t.get_text() for t in figure.legends[0].get_texts()]
         title = "a_run_of_a_long_name, step 20000; objective masked; masked residues counted; one sequence a row"
         check_legible(plot_reliability(found, title)[0])
