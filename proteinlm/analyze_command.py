@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from proteinlm.analysis.analyze import analyze_head_kinds, analyze_protein, analyze_similarity
+from proteinlm.analysis.analyze import FEW_PROTEINS, analyze_head_kinds, analyze_protein, analyze_similarity
 from proteinlm.analysis.analyze_structure import analyze_structure
 from proteinlm.analysis.analyze_windows import analyze_windows
 from proteinlm.analysis.attention_maps import check_heads, check_layers
@@ -213,7 +213,7 @@ def _similarity(given: Analyze, run: Run, dataset: ProteinDataset | None, output
     agreement, number = summary["agreement"], summary["num_sequences"]
     if agreement["pearson"] is None:
         return summary, [*said, f"over {number} proteins: no correlation, since one of the two does not vary"]
-    few = "; few proteins, so that chance is large" if number < 20 else ""
+    few = "; few proteins, so that chance is large" if number < FEW_PROTEINS else ""
     found = f"over {number} proteins: r = {agreement['pearson']:.2f} with {summary['blosum']}"
     return summary, [*said, f"{found}, one-sided p = {agreement['pearson_p']:.2g} by permutation{few}"]
 

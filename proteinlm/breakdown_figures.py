@@ -15,7 +15,7 @@ from proteinlm.metrics import FEWEST
 _LABELS = {
     "residue": "Residue",
     "position": "Position (residues from the beginning of the sequence or window)",
-    "length": "Length of the sequence (residues)",
+    "length": "Length of the sequence (residues; ranges without a sequence left out)",
     "identity": "Identity to the nearest sequence of train",
     "family": "Pfam families of the protein",
 }

@@ -365,4 +365,4 @@ def _evaluate_run(
         names = ", ".join(path.name for path in paths)
         console.print(f"{folder} has {names or 'the scores'}", soft_wrap=True, highlight=False, markup=False)
 
-    return Evaluated(label, about, run.config, scores), write
+    return Evaluated(label, about, run.config, scores, data.how_split), write

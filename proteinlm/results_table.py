@@ -17,7 +17,7 @@ from rich.table import Table
 
 from proteinlm.config import Config
 from proteinlm.files import whole_file
-from proteinlm.metrics import Score
+from proteinlm.metrics import FEWEST, Score
 from proteinlm.models.attention import FavorConfig, GeneralizedConfig, SoftmaxConfig
 
 OBJECTIVES = {"causal": "UNI", "masked": "BID"}
@@ -54,12 +54,16 @@ _PAPER_NOTE = (
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A run's label, `about` of its evaluation (run, step, dataset, fingerprint, rows), its config and its scores."""
+    """A run's label, `about` of its evaluation (run, step, dataset, fingerprint, rows), its config and its scores.
+
+    `how_split` says how the dataset's splits were drawn, as `ProteinDataset.how_split` does.
+    """
 
     label: str
     about: Mapping[str, Any]
     config: Config
     scores: Sequence[Score]
+    how_split: str
 
 
 @dataclass(frozen=True)
@@ -156,13 +160,14 @@ def notes(runs: Sequence[Evaluated], *, paper: bool) -> list[str]:
     """Return what must be known to read the table: what is counted, of which runs, and whose the numbers are."""
     lines = [
         "Counted are residues (UNI: all, BID: those that the masks select), not <eos>; a row is a sequence, of a run "
-        "on windows a window. Intervals: 95 %, bootstrap over rows. UNI is causal, BID masked language modelling; Test "
-        "is a random split, OOD proteins of held-out families. The empirical baseline predicts residue frequencies of "
-        "train, scored on the tokens of the runs."
+        f"on windows a window. Intervals: 95 %, bootstrap over rows, none for fewer than {FEWEST}. UNI is causal, BID "
+        "masked language modelling. The empirical baseline predicts residue frequencies of train, scored on the tokens "
+        "of the runs."
     ]
     for run in runs:
         a = run.about
-        lines.append(f"{run.label}: step {a['step']}, {a['rows']}, dataset {a['dataset']} ({a['fingerprint'][:12]}).")
+        of = f"dataset {a['dataset']} ({a['fingerprint'][:12]}; {run.how_split})"
+        lines.append(f"{run.label}: step {a['step']}, {a['rows']}, {of}.")
     return [*lines, _PAPER_NOTE] if paper else lines
 
 

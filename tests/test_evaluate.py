@@ -146,7 +146,7 @@ def test_folders_that_cannot_be_written_are_refused_before_a_model_runs(tiny_run
             raise OSError(errno.EROFS, "Read-only file system", str(dir))
         return open(tmp_path / "probe", "wb")
 
-    monkeypatch.setattr(evaluate_module.tempfile, "TemporaryFile", read_only)
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", read_only)
     monkeypatch.setattr(evaluate_module, "load_run", lambda *_, **__: pytest.fail("a model was loaded"))
     run = tiny_runs["causal"]
     for refused, options in ((run, {}), (tmp_path / "tables", {"table": True, "output": tmp_path / "tables"})):

@@ -49,7 +49,7 @@ def evaluated(label, kind="causal", attention=None, form="single", seed=0, split
                 count = generator.integers(1, 50, 20).astype(float)
                 sums = Sums(count * generator.uniform(1, 3, 20), np.floor(count / 3), count)
                 scores.append(score(sums, split=split, objective=kind, model=model, tokens=tokens, num_resamples=20))
-    return Evaluated(label, about, config, scores)
+    return Evaluated(label, about, config, scores, "test drawn at random")
 
 
 def test_the_papers_numbers_are_the_papers(shared_data):
@@ -169,7 +169,7 @@ def test_numbers_and_notes_say_what_they_are():
     s = lines[1].score
     for text in (to_markdown(lines, runs, paper=True), to_latex(lines, runs, paper=True)):
         numbers = f"{100 * s.accuracy:.2f}", f"{s.perplexity_low:.2f}", f"{s.num_tokens:,}", "31.58"
-        origin = "TrEMBL", "Counted are residues", "step 7", "first 1024 tokens", "ffffffffffff", "not measured here"
+        origin = "TrEMBL", "Counted are residues", "step 7", "first 1024 tokens", "ffffffffffff; test drawn at random", "not measured here"
         for words in (*numbers, *origin):
             assert words in text
     assert "31.58" not in to_markdown(table_lines(runs), runs, paper=False)

@@ -34,6 +34,8 @@ TABLE_PERMUTATIONS = 999
 """Of each layer and each head at most: many rows of a table need no finer p-values."""
 
 ORDERS = ("classes", "clustered")
+FEW_PROTEINS = 20
+"""Below, a similarity depends much on which proteins they are."""
 
 
 def analyze_protein(
@@ -325,6 +327,7 @@ def _title(number: int, blosum: str, agreement: Agreement) -> str:
     return (
         f"{subject}: r = {agreement.pearson:.2f}".replace("-", "−")
         + f" ({agreement.num_pairs} pairs, {p_text} by permutation)"
+        + ("; few proteins, so that chance is large" if number < FEW_PROTEINS else "")
     )
 
 

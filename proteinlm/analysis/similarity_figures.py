@@ -19,7 +19,7 @@ GROUPS = (
     ("polar", "STNQ"),
     ("acidic", "DE"),
     ("basic", "KRH"),
-    ("special", "CGP"),
+    ("other", "CGP"),
 )
 """The 20 amino acids by class; the order of the axes of a similarity matrix."""
 

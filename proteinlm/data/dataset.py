@@ -225,6 +225,17 @@ class ProteinDataset:
         }
         self._sources: dict[str, Shards] = {}
 
+    @property
+    def how_split(self) -> str:
+        """How its splits were drawn, in a few words for a table."""
+        splits = self.provenance["splits"]
+        if "held_out" not in splits:
+            return "splits of a published dataset"
+        drawn = "test drawn at random"
+        if splits.get("identity"):
+            drawn = f"test by clusters, below {100 * splits['identity']['threshold']:g} % identity to train"
+        return f"{drawn}; ood: held-out families" if self.counts["ood"] else drawn
+
     @classmethod
     def open(cls, path: str | os.PathLike) -> "ProteinDataset":
         """Open a dataset's folder.

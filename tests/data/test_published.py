@@ -171,6 +171,8 @@ def test_a_published_split_is_rebuilt_byte_for_byte(fasta, tmp_path, workers):
     summary = ingest([fasta], tmp_path / "again", with_table(replace(CONFIG, splits=splits, workers=workers), fasta))
     assert files(tmp_path / "again") == files(tmp_path / "first")
     assert (summary.unlisted, summary.absent, summary.warnings) == (0, 0, [])
+    assert ProteinDataset.open(tmp_path / "again").how_split == "splits of a published dataset"
+    assert ProteinDataset.open(tmp_path / "first").how_split == "test drawn at random; ood: held-out families"
     provenance = json.loads((tmp_path / "again" / "provenance.json").read_text())
     assert provenance["splits"] == {
         "manifest": {

@@ -269,6 +269,7 @@ def test_a_dataset_by_identity_and_one_that_was_stopped(tmp_path, monkeypatch):
     before, after = (max(both[when]["largest"] or 0 for both in nearest) for when in ("before", "after"))
     assert after < 0.4 <= before
     assert dataset.provenance["splits"]["identity"]["threshold"] == 0.4
+    assert dataset.how_split.startswith("test by clusters, below 40 % identity to train")
     assert dataset.provenance["sequences"]["near"] == summary.near
 
     monkeypatch.setattr(marker, "SAVE_SECONDS", 0)
