@@ -21,11 +21,12 @@ NULLS = {
     "proteins": "proteins dealt anew over the windows",
 }
 JUDGED_AGAINST = {
-    "residues": "each pair's own control draws (t test with a spread pooled over pairs)",
+    "residues": "each pair's own control draws (moderated t test)",
     "proteins": "all pairs of the control together: they are other pairs, of other compositions",
 }
 SPREADS = {
-    "residues": "standard deviation of a pair's control draws about their mean, pooled over pairs",
+    "residues": "standard deviation of each pair's control draws about their mean, moderated: its square is averaged "
+    "with a trend over the lengths of the pair's proteins that is fitted to all pairs",
     "proteins": "standard deviation of all scores of the control",
 }
 MOST_PAIRS = 20
@@ -100,7 +101,7 @@ def analyze_windows(
         # Each draw has every window's proteins in their places: column r holds the same pairs in draw r.
         starts = range(0, len(control_matrices), len(windows))
         control_values = np.stack([_at(control_matrices[i : i + len(windows)], pairs) for i in starts], 1)
-        judged = interactions.against_own_control(values, control_values)
+        judged = interactions.against_own_control(values, control_values, _lengths(pairs, read, causal=model.causal))
     else:
         control_values = _at(control_matrices, _pairs(control_matrices))
         judged = interactions.against_all_controls(values, control_values)
@@ -114,13 +115,14 @@ def analyze_windows(
     of_shown = pairs[:, 0] == shown
     shown_t = _matrix(pairs[of_shown], judged.t[of_shown], len(one.starts), causal=model.causal)
     if control == "residues":
-        drawn = _first_draw(control_values[of_shown], judged.spread)
+        drawn = _first_draw(control_values[of_shown], judged.spread[of_shown])
         beside_t = _matrix(pairs[of_shown], drawn, len(one.starts), causal=model.causal)
     else:
         place = min(shown, len(controls)) - 1
         beside = controls[place]
         there = _pairs(control_matrices[place : place + 1])
-        drawn = (_at(control_matrices[place : place + 1], there) - control_values.mean()) / judged.spread
+        # Mean and spread are the same for all pairs.
+        drawn = (_at(control_matrices[place : place + 1], there) - judged.control[0]) / judged.spread[0]
         beside_t = _matrix(there, drawn, len(beside.starts), causal=model.causal)
     figure, _ = window_figures.score_figure(
         shown_t, beside_t, lengths=one.stops - one.starts, control_lengths=beside.stops - beside.starts,
@@ -132,7 +134,7 @@ def analyze_windows(
         "shares": share, "control_shares": control_share, "even": even, "profile": profile, "shown_t": shown_t,
         "shown_control_t": beside_t, "pairs": pairs, "pair_scores": values, "control_pair_scores": control_values,
         "control_means": judged.control, "excess": judged.excess, "t": judged.t, "p_values": judged.p,
-        "q_values": judged.q,
+        "q_values": judged.q, "spreads": judged.spread,
     }  # fmt: skip
     for number, (attention, score) in enumerate(zip(found, scores, strict=True), 1):
         arrays |= {
@@ -155,9 +157,12 @@ def analyze_windows(
         "control": control,
         "null": NULLS[control],
         "judged_against": JUDGED_AGAINST[control],
-        "control_spread": float(f"{judged.spread:.4g}"),
+        "control_spread": {
+            name: float(f"{of(judged.spread):.4g}")
+            for name, of in (("smallest", np.min), ("median", np.median), ("largest", np.max))
+        },
         "control_spread_is": SPREADS[control],
-        "degrees_of_freedom": judged.degrees,
+        "degrees_of_freedom": None if judged.degrees is None else float(f"{judged.degrees:.4g}"),
         "repeats": repeats,
         "seed": seed,
         "shortest": shortest,
@@ -210,6 +215,15 @@ def _at(matrices, pairs):
     return np.array([matrices[window - 1][first - 1, second - 1] for window, first, second in pairs])
 
 
+def _lengths(pairs, windows, *, causal):
+    """Return int64 [n, 2], residues of each pair's proteins: attended to and attending, or shorter and longer."""
+    sizes = [window.stops - window.starts for window in windows]
+    lengths = np.array([sizes[window - 1][[first - 1, second - 1]] for window, first, second in pairs], np.int64)
+    lengths = lengths.reshape(-1, 2)
+    # A causal model's second protein attends to the first.
+    return lengths if causal else np.sort(lengths, 1)
+
+
 def _matrix(pairs, values, size, *, causal):
     """Return [P, P] with each pair's value in both halves, or where the later protein is the row; NaN elsewhere."""
     matrix = np.full((size, size), np.nan)
@@ -221,7 +235,7 @@ def _matrix(pairs, values, size, *, causal):
 
 
 def _first_draw(control, spread):
-    """Return t of each pair's first draw [n] among its others, as `against_own_control` has it of the score."""
+    """Return t of each pair's first draw [n] among its others, with the pair's spread, which is from all its draws."""
     others = control[:, 1:]
     return (control[:, 0] - others.mean(1)) / (spread * np.sqrt(1 + 1 / others.shape[1]))
 
@@ -236,7 +250,9 @@ def _mean_shares(attentions: Sequence[WindowAttention]):
 def _described_pair(place, pairs, values, judged, names):
     window, first, second = (int(number) for number in pairs[place])
     own = names[window - 1] if names else None
-    numbers = {"score": values, "control": judged.control, "excess": judged.excess, "t": judged.t}
+    numbers = {
+        "score": values, "control": judged.control, "excess": judged.excess, "spread": judged.spread, "t": judged.t,
+    }  # fmt: skip
     return {
         "window": window,
         "proteins": [first, second],

@@ -17,6 +17,10 @@ themselves. A pair is therefore held against its own draws alone (`against_own_c
 would mostly say which proteins are made of what. Dealt proteins are other pairs; against them there is only the pooled
 null (`against_all_controls`), which composition is part of. A pair above its own control says that order matters, not
 yet that the two interact: a motif that draws attention from every protein raises all pairs of its protein.
+
+Draws of a pair are few, and how far they scatter depends on the pair: over 16 residues chance averages out less than
+over 400, and in a causal model the protein attended to counts most. Each pair therefore has a spread of its own, from
+its draws and from those of pairs of similar lengths (`_spreads`).
 """
 
 from collections.abc import Sequence
@@ -24,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Integer
-from scipy import stats
+from scipy import optimize, special, stats
 
 from proteinlm.analysis.windows import WindowAttention
 from proteinlm.data import alphabet
@@ -129,7 +133,8 @@ class Judgement(NamedTuple):
         p: [n], one-sided.
         q: [n], Benjamini and Hochberg's false discovery rate. Pairs of one window share proteins and are not
             independent.
-        spread: the standard deviation of the control: within pairs, pooled over pairs, or of all its scores.
+        spread: [n], the standard deviation of the control, in units of the score: of the pair's own draws, moderated,
+            or, the same for all, of all scores of the control.
         degrees: of freedom of the t distribution that p is from; None where p counts controls.
     """
 
@@ -138,17 +143,30 @@ class Judgement(NamedTuple):
     t: Float64[np.ndarray, " n"]
     p: Float64[np.ndarray, " n"]
     q: Float64[np.ndarray, " n"]
-    spread: float
-    degrees: int | None
+    spread: Float64[np.ndarray, " n"]
+    degrees: float | None
 
 
-def against_own_control(scores: Float64[np.ndarray, " n"], control: Float64[np.ndarray, "n draws"]) -> Judgement:
+def against_own_control(
+    scores: Float64[np.ndarray, " n"], control: Float64[np.ndarray, "n draws"], lengths: Integer[np.ndarray, "n k"]
+) -> Judgement:
     """Judge each pair against control draws of the same pair.
 
-    t = (score - mean of the pair's draws) / (s sqrt(1 + 1 / draws)), where s^2 is the variance of draws about their
-    pair's mean, pooled over pairs, with n (draws - 1) degrees of freedom: few draws of many pairs tell it well. It
-    takes the spread to be the same for all pairs and draws to be near normal; short proteins, whose spread is larger,
-    look a little more significant than they are.
+    t = (score - mean of the pair's draws) / (s sqrt(1 + 1 / draws)), where s^2 is the variance of the pair's draws,
+    moderated by that of other pairs: a few draws alone would tell it badly, and one variance for all would call far
+    too many short pairs significant and hide long ones. This is the moderated t test (Smyth 2004,
+    https://doi.org/10.2202/1544-6115.1027) with a trend over lengths. It takes draws to be near normal.
+
+    Draws of pairs that share a protein are not independent, so that few proteins tell the trend less well than p has
+    it. Of simulated null pairs 1 % have p < 0.01 with six windows of 8 proteins, 1.4 % with one, 2 % with 3 proteins in
+    all; of those of an untrained causal model (random proteins of unlike compositions, 6 windows, 4 draws) 1.5 %: 2.3 %
+    where fewer than 25 residues are attended to, 1.3 % where 100 or more are. One variance for all gave 6.7 and 0 %.
+
+    Args:
+        scores: of the pairs.
+        control: the same pairs' scores in each draw.
+        lengths: residues of each pair's proteins, 1 or more, in columns whose meaning is the same for all pairs:
+            attended to and attending, or, of a model that looks both ways, shorter and longer.
 
     Raises:
         InputError: no pair, or fewer than two draws.
@@ -158,9 +176,9 @@ def against_own_control(scores: Float64[np.ndarray, " n"], control: Float64[np.n
         raise InputError(f"repeats is {draws}; a pair's own control needs two draws at least to have a spread.")
     if not number:
         raise InputError(_NO_SCORES)
-    mean, degrees = control.mean(1), number * (draws - 1)
-    variance = ((control - mean[:, None]) ** 2).sum() / degrees
-    spread = _at_least_rounding(np.sqrt(variance), control)
+    mean = control.mean(1)
+    variances = np.maximum(control.var(1, ddof=1), _rounding(control) ** 2)
+    spread, degrees = _spreads(variances, lengths, draws - 1)
     t = (scores - mean) / (spread * np.sqrt(1 + 1 / draws))
     p = stats.t.sf(t, degrees)
     return Judgement(mean, scores - mean, t, p, stats.false_discovery_control(p), spread, degrees)
@@ -179,7 +197,8 @@ def against_all_controls(scores: Float64[np.ndarray, " n"], control: Float64[np.
         raise InputError(_NO_SCORES)
     higher = len(control) - np.searchsorted(np.sort(control), scores, side="left")
     p = (1 + higher) / (1 + len(control))
-    mean, spread = np.full(len(scores), control.mean()), _at_least_rounding(control.std(), control)
+    mean = np.full(len(scores), control.mean())
+    spread = np.full(len(scores), max(control.std(), _rounding(control)))
     return Judgement(mean, scores - mean, (scores - mean) / spread, p, stats.false_discovery_control(p), spread, None)
 
 
@@ -189,9 +208,41 @@ _NO_SCORES = (
 )
 
 
-def _at_least_rounding(spread, control):
-    """Return a spread no smaller than what rounding to float32 gives, so that t is finite."""
-    return float(max(spread, np.finfo(np.float32).eps * np.abs(control).mean(), np.finfo(np.float32).tiny))
+def _spreads(variances, lengths, own):
+    """Return each pair's moderated standard deviation [n], and the degrees of freedom that all have.
+
+    A pair's variance about its draws' mean, of `own` degrees of freedom, is a draw of chi^2 around the pair's true
+    one. That in turn is scaled inverse chi^2 of d degrees of freedom around a trend that is a power of each length: d
+    says how well lengths alone tell it, composition left aside. Trend and d are the likeliest, under weak priors. The
+    moderated variance weighs trend and own as d to `own`.
+    """
+    log_lengths = np.log(lengths)
+    centred = np.column_stack([np.ones(len(lengths)), log_lengths - log_lengths.mean(0)])
+    unit, most = variances.mean(), np.log(own * len(variances))
+
+    def minus_log_posterior(values):
+        # Sums of squares are kept as logarithms: far from the optimum their exponentials would overflow.
+        powers, degrees = values[:-1], np.exp(values[-1])
+        prior = values[-1] + centred @ powers
+        both = np.logaddexp(prior, np.log(own * variances / unit))
+        normaliser = special.gammaln((degrees + own) / 2) - special.gammaln(degrees / 2)
+        likelihood = normaliser + degrees / 2 * prior - (degrees + own) / 2 * both
+        # Few pairs would fit any power, and, as they share draws, agree too well: powers have a standard normal prior,
+        # and d one that is flat in 1 / d. Many pairs overrule both.
+        return -likelihood.sum() + (powers[1:] ** 2).sum() / 2 + values[-1]
+
+    start = np.zeros(centred.shape[1] + 1)
+    bounds = [(None, None)] * centred.shape[1] + [(0, most)]
+    *powers, log_degrees = optimize.minimize(minus_log_posterior, start, method="L-BFGS-B", bounds=bounds).x
+    trend, degrees = unit * np.exp(centred @ powers), np.exp(log_degrees)
+    moderated = (degrees * trend + own * variances) / (degrees + own)
+    # No more than all draws together have.
+    return np.sqrt(moderated), float(min(degrees + own, own * len(variances)))
+
+
+def _rounding(control):
+    """Return the standard deviation that rounding to float32 gives at least, so that t is finite."""
+    return float(max(np.finfo(np.float32).eps * np.abs(control).mean(), np.finfo(np.float32).tiny))
 
 
 def _across(attention):

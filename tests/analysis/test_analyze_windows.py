@@ -48,13 +48,27 @@ def test_files_and_summary(make_model, some, tmp_path, causal, control):
         for (window, first, second), score in zip(saved["pairs"], saved["pair_scores"], strict=True):
             if window == number:
                 assert score == pytest.approx(mean[first - 1, second - 1], rel=1e-4)
-    judge = interactions.against_own_control if control == "residues" else interactions.against_all_controls
-    judged = judge(saved["pair_scores"], saved["control_pair_scores"])
-    for key, name in (("t", "t"), ("p_values", "p"), ("q_values", "q"), ("excess", "excess")):
+    values = saved["pair_scores"], saved["control_pair_scores"]
+    if control == "residues":
+        # A bidirectional model's pairs: the shorter protein and the longer.
+        lengths = np.array([(18, 20), (17, 18), (17, 20), (20, 41)])
+        judged = interactions.against_own_control(*values, lengths)
+    else:
+        judged = interactions.against_all_controls(*values)
+    for key, name in (("t", "t"), ("p_values", "p"), ("q_values", "q"), ("excess", "excess"), ("spreads", "spread")):
         np.testing.assert_array_equal(saved[key], getattr(judged, name))
+    assert summary["control_spread"] == {
+        "smallest": pytest.approx(judged.spread.min(), rel=1e-3),
+        "median": pytest.approx(np.median(judged.spread), rel=1e-3),
+        "largest": pytest.approx(judged.spread.max(), rel=1e-3),
+    }
+    assert ("trend over the lengths" in summary["control_spread_is"]) == (control == "residues")
     assert saved["control_pair_scores"].size == summary["num_control_pairs"] > 0
     assert summary["judged_against"].startswith("each pair's own" if control == "residues" else "all pairs")
-    assert summary["degrees_of_freedom"] == (4 if control == "residues" else None)
+    if control == "residues":
+        assert summary["degrees_of_freedom"] == pytest.approx(judged.degrees, rel=1e-3)
+    else:
+        assert summary["degrees_of_freedom"] is None
     top = summary["highest_pairs"]
     assert [entry["t"] for entry in top] == sorted((entry["t"] for entry in top), reverse=True)
     best = int(np.argmax(judged.t))
@@ -91,8 +105,21 @@ def test_a_pair_is_held_against_the_same_pair_shuffled(make_model, some, tmp_pat
         np.testing.assert_allclose(saved["control_pair_scores"][:, repeat], expected, rtol=1e-4)
     # The drawn draw: the first of window 2's one pair, against the other.
     one, two = saved["control_pair_scores"][-1]
-    spread = interactions.against_own_control(saved["pair_scores"], saved["control_pair_scores"]).spread
-    assert saved["shown_control_t"][1, 0] == pytest.approx((one - two) / (spread * np.sqrt(2)))
+    assert saved["shown_control_t"][1, 0] == pytest.approx((one - two) / (saved["spreads"][-1] * np.sqrt(2)))
+
+
+def test_pairs_that_attend_to_short_proteins_have_a_wider_spread(make_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(analyze_windows_module, "save_figure", lambda figure, stem: (stem, stem))
+    rng = np.random.default_rng(9)
+    size = np.array([16, 90, 16, 90, 16])
+    analyze_windows(
+        make_model("softmax", causal=True, max_length=256), [stream(rng, *size) for _ in range(2)], tmp_path
+    )
+    saved = np.load(tmp_path / "windows.npz")
+    # A causal model's pairs: the second attends to the first.
+    attended = size[saved["pairs"][:, 1] - 1]
+    wide, narrow = saved["spreads"][attended == 16], saved["spreads"][attended == 90]
+    assert np.median(wide) > 1.5 * np.median(narrow)
 
 
 def test_among_random_proteins_only_a_planted_pair_is_found(make_model, tmp_path, monkeypatch):

@@ -141,52 +141,136 @@ def test_against_all_controls_p_counts_those_at_least_as_high():
         interactions.against_all_controls(scores, np.array([]))
 
 
-def unequal_pairs(rng, number=80, draws=4):
-    """Scores of pairs that differ far more among themselves than a pair's draws do, as those of real models."""
+def unequal_pairs(rng, number=300, draws=4, varied=0.0):
+    """Scores and draws of pairs, exchangeable, and lengths.
+
+    As those of real models, pairs differ far more among themselves than a pair's draws do, and draws scatter the more
+    the shorter the protein attended to. `varied` is the standard deviation of the log spread of pairs of one length.
+    """
+    lengths = np.exp(rng.uniform(np.log(16), np.log(445), (number, 2))).astype(int)
+    spread = 0.0053 * (lengths[:, 0] / 16) ** -0.6 * np.exp(varied * rng.normal(size=number))
     level = 1 + 0.0114 * rng.normal(size=(number, 1))
-    values = level + 0.0025 * rng.normal(size=(number, 1 + draws))
-    return values[:, 0], values[:, 1:]
+    values = level + spread[:, None] * rng.normal(size=(number, 1 + draws))
+    return values[:, 0], values[:, 1:], lengths
 
 
-def test_without_a_plant_p_values_are_uniform():
-    rng = np.random.default_rng(0)
-    judged = [interactions.against_own_control(*unequal_pairs(rng)) for _ in range(50)]
-    p = np.concatenate([each.p for each in judged])
-    assert stats.kstest(p, "uniform").pvalue > 0.01
-    assert np.mean([(each.q < 0.05).any() for each in judged]) < 0.15
-    assert judged[0].spread == pytest.approx(0.0025, rel=0.15)
-    assert judged[0].degrees == 80 * 3
+def pooled_p(scores, control):
+    """p with one spread for all pairs."""
+    number, draws = control.shape
+    spread = np.sqrt(control.var(1, ddof=1).mean())
+    t = (scores - control.mean(1)) / (spread * np.sqrt(1 + 1 / draws))
+    return stats.t.sf(t, number * (draws - 1))
 
 
-def test_a_planted_pair_is_found_that_the_pooled_null_misses():
-    scores, control = unequal_pairs(np.random.default_rng(1))
-    plant = int(np.argsort(control.mean(1))[20])
-    scores[plant] += 0.02
-    judged = interactions.against_own_control(scores, control)
+@pytest.mark.parametrize(("draws", "varied"), [(2, 0.0), (4, 0.0), (4, 0.3)])
+def test_without_a_plant_p_values_are_uniform_for_short_and_long_pairs(draws, varied):
+    rng = np.random.default_rng(1)
+    sets = [unequal_pairs(rng, number=600, draws=draws, varied=varied) for _ in range(30)]
+    judged = [interactions.against_own_control(*each) for each in sets]
+    p, pooled = np.concatenate([each.p for each in judged]), np.concatenate([pooled_p(*each[:2]) for each in sets])
+    attended = np.concatenate([lengths[:, 0] for _, _, lengths in sets])
+    short, long = attended < 40, attended > 150
+    for part in (short, long):
+        assert stats.kstest(p[part], "uniform").pvalue > 0.001
+        # About 5,000 pairs: 1 % has a standard error of 0.14 %, 0.1 % one of 0.045 %.
+        assert np.mean(p[part] < 0.01) == pytest.approx(0.01, abs=0.004)
+        assert np.mean(p[part] < 0.001) < 0.0024
+    # The test would see a spread that leaves lengths aside.
+    assert np.mean(pooled[short] < 0.01) > 0.04
+    assert np.mean(pooled[long] < 0.01) < 0.001
+    assert np.mean([(each.q < 0.05).any() for each in judged]) < 0.2
+    assert np.mean([(stats.false_discovery_control(pooled_p(*each[:2])) < 0.05).any() for each in sets]) > 0.5
+
+
+def test_a_planted_long_pair_is_found_that_one_spread_for_all_misses():
+    found, pooled_found = [], []
+    for seed in range(20):
+        scores, control, lengths = unequal_pairs(np.random.default_rng(seed))
+        plant = int(np.argmax(lengths[:, 0]))
+        scores[plant] += 0.005
+        judged = interactions.against_own_control(scores, control, lengths)
+        found.append(judged.q[plant] < 0.05)
+        pooled_found.append(stats.false_discovery_control(pooled_p(scores, control))[plant] < 0.05)
+    assert sum(found) > 15
+    assert sum(pooled_found) < 5
+
+
+def test_a_planted_pair_is_found_that_all_controls_together_miss():
+    scores, control, lengths = unequal_pairs(np.random.default_rng(1))
+    # A pair below the median of its level, so that its score is nothing special.
+    plant = int(np.argsort(control.mean(1) + 100 * (lengths[:, 0] < 100))[20])
+    scores[plant] += 0.012
+    judged = interactions.against_own_control(scores, control, lengths)
     assert np.argmax(judged.t) == plant
-    assert (judged.q < 0.01).sum() == 1
+    assert judged.q[plant] < 0.01
     pooled = interactions.against_all_controls(scores, control.ravel())
     assert pooled.q[plant] > 0.05
     assert np.argmax(pooled.t) != plant
 
 
-def test_t_by_hand():
-    control = np.array([[1.0, 3.0], [10.0, 10.0]])
-    judged = interactions.against_own_control(np.array([5.0, 10.0]), control)
-    # Squares about the means: 1 + 1 + 0 + 0, on 2 degrees of freedom: s = 1.
-    assert (judged.spread, judged.degrees) == (1, 2)
-    np.testing.assert_allclose(judged.t, [3 / np.sqrt(1.5), 0])
-    np.testing.assert_allclose(judged.excess, [3, 0])
-    # The t distribution of two degrees has a closed form.
-    t = judged.t[0]
-    np.testing.assert_allclose(judged.p, [0.5 - t / (2 * np.sqrt(2 + t**2)), 0.5])
+def test_spreads_follow_the_lengths_and_what_lengths_do_not_tell():
+    # Variances of 3 degrees of freedom about true ones, those inverse chi^2 of 8 about a trend.
+    rng = np.random.default_rng(0)
+    lengths = rng.choice([16, 64, 256], (6000, 2))
+    trend = 3e-4 * lengths[:, 0] ** -1.2 * lengths[:, 1] ** -0.4
+    true = trend * 8 / rng.chisquare(8, 6000)
+    variances = true * rng.chisquare(3, 6000) / 3
+    spread, degrees = interactions._spreads(variances, lengths, 3)
+    assert degrees == pytest.approx(8 + 3, rel=0.1)
+    # By the formula of the moderated variance, from what the trend was made with.
+    np.testing.assert_allclose(spread**2, (8 * trend + 3 * variances) / 11, rtol=0.15)
+    # Which column is which does not matter, nor does the unit of the score.
+    other, again = interactions._spreads(variances * 1e-6, lengths[:, ::-1], 3)
+    np.testing.assert_allclose(other, 1e-3 * spread, rtol=1e-3)
+    assert again == pytest.approx(degrees, rel=1e-2)
+
+
+def test_t_and_p_by_hand():
+    scores, control, lengths = unequal_pairs(np.random.default_rng(2), number=5)
+    judged = interactions.against_own_control(scores, control, lengths)
+    np.testing.assert_allclose(judged.control, control.mean(1))
+    np.testing.assert_allclose(judged.excess, scores - control.mean(1))
+    # The mean of four draws adds a quarter of the variance.
+    np.testing.assert_allclose(judged.t, judged.excess / np.sqrt(judged.spread**2 * 1.25))
+    # More degrees of freedom than a pair's own draws have, no more than those of all together.
+    assert judged.degrees is not None
+    assert 3 < judged.degrees <= 15
+    np.testing.assert_allclose(judged.p, stats.t.sf(judged.t, judged.degrees))
+    # One pair of two draws has its own spread alone: t of one degree of freedom, whose distribution is Cauchy's.
+    alone = interactions.against_own_control(np.array([5.0]), np.array([[1.0, 3.0]]), np.array([[20, 30]]))
+    assert alone.degrees == 1
+    np.testing.assert_allclose(alone.spread, np.sqrt(2), rtol=0.1)
+    np.testing.assert_allclose(alone.p, 0.5 - np.arctan(3 / (alone.spread * np.sqrt(1.5))) / np.pi)
 
 
 def test_a_control_without_spread_gives_finite_numbers():
+    lengths = np.array([[16, 20], [30, 40], [50, 16]])
     for value in (0.0, 2.0):
-        judged = interactions.against_own_control(np.full(3, value), np.full((3, 2), value))
+        judged = interactions.against_own_control(np.full(3, value), np.full((3, 2), value), lengths)
         np.testing.assert_array_equal(judged.t, 0)
     with pytest.raises(InputError, match="repeats is 1"):
-        interactions.against_own_control(np.ones(3), np.ones((3, 1)))
+        interactions.against_own_control(np.ones(3), np.ones((3, 1)), lengths)
     with pytest.raises(InputError, match="no pair of the windows"):
-        interactions.against_own_control(np.ones(0), np.ones((0, 2)))
+        interactions.against_own_control(np.ones(0), np.ones((0, 2)), lengths[:0])
+
+
+def test_a_pair_whose_draws_never_change_leaves_the_others_theirs():
+    # Residues of one kind are the same however they are shuffled.
+    scores, control, lengths = unequal_pairs(np.random.default_rng(3))
+    before = interactions.against_own_control(scores, control, lengths)
+    control[0] = scores[0] = 1
+    after = interactions.against_own_control(scores, control, lengths)
+    np.testing.assert_allclose(after.spread[1:], before.spread[1:], rtol=0.05)
+    assert after.p[0] == 0.5
+
+
+@pytest.mark.parametrize(("number", "own"), [(1, 1), (3, 15), (5, 7), (12, 3)])
+def test_one_pair_that_varies_among_some_that_do_not(number, own):
+    # Searching for the trend meets numbers that over- and underflow.
+    variances = np.full(number, 1e-14)
+    variances[0] = 1
+    spread, degrees = interactions._spreads(variances, np.full((number, 2), 30), own)
+    # What varies is told from what does not by its own draws.
+    assert 0.5 < spread[0] < 1.1
+    assert (spread[1:] < 1e-3).all()
+    assert own <= degrees <= number * own
