@@ -112,7 +112,7 @@ def wanted() -> list[Wanted]:
         for attention in attentions
     ]
     elsewhere = [
-        Wanted(config, rows, topology)
+        Wanted(config, rows, topology, fit=True)
         for topology, rows in (("v5e:16x16", 128), ("v4:8x8x4", 256))
         for config in SINGLE
     ]
@@ -125,8 +125,7 @@ def wanted() -> list[Wanted]:
             ("concat_polysketch", 1),
         )
     ]  # fmt: skip
-    searches = [Wanted(SINGLE[0], 96, fit=True), Wanted(SINGLE[0], 160, "v5e:16x16", fit=True)]
-    return first + sweep + others + elsewhere + searches
+    return [*first, *sweep, Wanted(SINGLE[0], 96, fit=True), *others, *elsewhere]
 
 
 def row_of(asked: Wanted, found: Plan) -> dict[str, Any]:

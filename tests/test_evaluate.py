@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 from proteinlm import evaluate as evaluate_module
+from proteinlm import files
 from proteinlm.checkpoint import load_run
 from proteinlm.data import alphabet
 from proteinlm.data.dataset import ProteinDataset

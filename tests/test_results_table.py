@@ -169,7 +169,14 @@ def test_numbers_and_notes_say_what_they_are():
     s = lines[1].score
     for text in (to_markdown(lines, runs, paper=True), to_latex(lines, runs, paper=True)):
         numbers = f"{100 * s.accuracy:.2f}", f"{s.perplexity_low:.2f}", f"{s.num_tokens:,}", "31.58"
-        origin = "TrEMBL", "Counted are residues", "step 7", "first 1024 tokens", "ffffffffffff; test drawn at random", "not measured here"
+        origin = (
+            "TrEMBL",
+            "Counted are residues",
+            "step 7",
+            "first 1024 tokens",
+            "ffffffffffff; test drawn at random",
+            "not measured here",
+        )
         for words in (*numbers, *origin):
             assert words in text
     assert "31.58" not in to_markdown(table_lines(runs), runs, paper=False)
