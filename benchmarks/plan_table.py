@@ -206,24 +206,52 @@ def run(minutes: float, only: str) -> None:
 
 def show() -> None:
     rows = read()
-    columns = "config | attention | L | topology | rows a device | state + temporaries, GiB | peak, GiB | limit"
-    print(f"| {columns} | estimated s a step | tokens/s a device |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    for row in rows:
-        rate = ""
-        if row["seconds"]:
-            rate = f"{int(row['tokens']) / int(row['num_devices']) / float(row['seconds']):,.0f}"
-        total = f"{float(row['total_gib']):.2f}" if row["total_gib"] else ""
-        # The first rows were made before the peak was read.
-        peak = f"{float(row['peak_gib']):.2f}" if row["peak_gib"] else ""
-        peak = peak if row["fits"] == "True" else f"{peak} does not fit"
-        seconds = f"{float(row['seconds']):.3f}" if row["seconds"] else ""
+    sweep = {
+        (row["topology"], int(row["length"]), row["attention"]): row
+        for row in rows
+        if row["attention"] in SWEPT and row["rows_per_device"] == "1"
+    }
+    print("| topology | L |", *(f"{SWEPT[name]}: GiB | s |" for name in SWEPT), "exact over ReLU |")
+    print("|---|---|", "---|" * (2 * len(SWEPT) + 1), sep="")
+    for topology in dict.fromkeys(topology for topology, _, _ in sweep):
+        for length in sorted({length for place, length, _ in sweep if place == topology}):
+            found = [sweep.get((topology, length, name)) for name in SWEPT]
+            cells = [cell for row in found for cell in (_gib(row), _seconds(row))]
+            relu, exact = (sweep.get((topology, length, name)) for name in ("relu", "exact"))
+            ratio = f"{float(exact['seconds']) / float(relu['seconds']):.2f}" if relu and exact else ""
+            print(f"| {topology} | {length:,} | {' | '.join(cells)} | {ratio} |")
+    print("\n| config | L | topology | rows a device | GiB | limit | s | tokens/s a device | fits |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for row in sorted(rows, key=_place):
+        if (row["topology"], int(row["length"]), row["attention"]) in sweep:
+            continue
+        rate = f"{int(row['tokens']) / int(row['num_devices']) / float(row['seconds']):,.0f}" if row["seconds"] else ""
+        name = row["config"] if row["attention"] == "own" else f"{row['config']}, {row['attention']}"
         print(
-            f"| {row['config']} | {row['attention']} | {int(row['length']):,} | {row['topology']} | "
-            f"{row['rows_per_device']} | {total} | {peak} | {float(row['limit_gib']):.2f} | {seconds} | {rate} |"
+            f"| {name} | {int(row['length']):,} | {row['topology']} | {row['rows_per_device']} | {_gib(row)} | "
+            f"{float(row['limit_gib']):.2f} | {_seconds(row)} | {rate} | {'yes' if row['fits'] == 'True' else 'no'} |"
         )
     missing = [asked.name for asked in wanted() if not done(asked, rows)]
     print(f"\nnot done, {len(missing)} of {len(wanted())}:", *missing, sep="\n- ")
+
+
+SWEPT = {"relu": "Performer-ReLU", "softmax features": "Performer-softmax", "exact": "exact", "identity": "identity"}
+
+
+def _place(row: dict[str, str]) -> tuple:
+    order = [asked.config for asked in wanted()]
+    return order.index(row["config"]), row["topology"] != POD, row["topology"], int(row["rows_per_device"])
+
+
+def _gib(row: dict[str, str] | None) -> str:
+    """Return the peak; of the rows that were made before it was read, what is never more: state and temporaries."""
+    if row is None:
+        return ""
+    return f"{float(row['peak_gib']):.2f}" if row["peak_gib"] else f"< {float(row['total_gib']):.2f}"
+
+
+def _seconds(row: dict[str, str] | None) -> str:
+    return f"{float(row['seconds']):.3g}" if row and row["seconds"] else ""
 
 
 if __name__ == "__main__":
