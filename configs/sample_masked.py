@@ -1,4 +1,4 @@
-"""A masked Performer-ReLU that learns the packaged sample well enough to look at: half an hour on two cores.
+"""A masked Performer-ReLU that learns the packaged sample well enough to look at: a quarter of an hour on two cores.
 
 The figures of docs/gallery.md are of it.
 """
