@@ -222,7 +222,8 @@ def show() -> None:
             print(f"| {topology} | {length:,} | {' | '.join(cells)} | {ratio} |")
     print("\n| config | L | topology | rows a device | GiB | limit | s | tokens/s a device | fits |")
     print("|---|---|---|---|---|---|---|---|---|")
-    for row in sorted(rows, key=_place):
+    order = [asked.config for asked in wanted()]
+    for row in sorted(rows, key=lambda row: _place(row, order)):
         if (row["topology"], int(row["length"]), row["attention"]) in sweep:
             continue
         rate = f"{int(row['tokens']) / int(row['num_devices']) / float(row['seconds']):,.0f}" if row["seconds"] else ""
@@ -238,8 +239,7 @@ def show() -> None:
 SWEPT = {"relu": "Performer-ReLU", "softmax features": "Performer-softmax", "exact": "exact", "identity": "identity"}
 
 
-def _place(row: dict[str, str]) -> tuple:
-    order = [asked.config for asked in wanted()]
+def _place(row: dict[str, str], order: list[str]) -> tuple:
     return order.index(row["config"]), row["topology"] != POD, row["topology"], int(row["rows_per_device"])
 
 

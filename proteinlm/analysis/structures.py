@@ -141,7 +141,8 @@ def place_chain(chain: Chain, protein: str, *, name: str = "the protein") -> Pla
     aligner.end_gap_score = 0
     known = "ARNDCQEGHILKMFPSTWYVBZX"
     target, query = ("".join(c if c in known else "X" for c in letters) for letters in (protein, chain.letters))
-    alignment = aligner.align(target, query)[0]
+    alignments = aligner.align(target, query)
+    alignment = alignments[0]
     places, mismatches, number = np.full((len(protein), 3), np.nan), [], 0
     for (start, stop), (first, _) in zip(*alignment.aligned, strict=True):
         for offset in range(stop - start):
@@ -152,7 +153,7 @@ def place_chain(chain: Chain, protein: str, *, name: str = "the protein") -> Pla
                 mismatches.append((mine + 1, protein[mine], chain.letters[theirs]))
     shorter, agree = min(len(protein), len(chain.letters)), number - len(mismatches)
     related = number >= shorter / 2 and agree >= SMALLEST_IDENTITY * number
-    related = related and (agree >= NEARLY_ALL * shorter or _stands_out(aligner, target, query))
+    related = related and (agree >= NEARLY_ALL * shorter or _stands_out(aligner, target, query, alignments.score))
     if not related:
         raise InputError(
             f"chain {chain.label} does not look like a structure of {name}: of {len(protein)} and "
@@ -162,11 +163,11 @@ def place_chain(chain: Chain, protein: str, *, name: str = "the protein") -> Pla
     return Placement(places, number, tuple(mismatches), len(chain.letters) - number)
 
 
-def _stands_out(aligner, target, query):
-    """Tell whether an alignment scores far above those of the target's letters in random order."""
+def _stands_out(aligner, target, query, score):
+    """Tell whether a score is far above those of the target's letters in random order."""
     generator = np.random.default_rng(0)
     scores = [aligner.score("".join(generator.permutation(list(target))), query) for _ in range(NUM_SHUFFLES)]
-    return aligner.score(target, query) > np.mean(scores) + STANDING_OUT * np.std(scores)
+    return score > np.mean(scores) + STANDING_OUT * np.std(scores)
 
 
 def _text(path):
