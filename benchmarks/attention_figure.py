@@ -6,7 +6,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from proteinlm.figures import PAGE, PALETTE, save_figure, style
+from proteinlm.output.figures import PAGE, PALETTE, save_figure, style
 
 HERE = Path(__file__).parent
 # Colour says which mechanism, the line whether its cost is quadratic (dashed): readable in greyscale as well.

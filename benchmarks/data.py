@@ -32,7 +32,7 @@ STRETCHES, SECONDS = 12, 0.25
 
 def write_dataset(folder: Path, count: int) -> Path:
     """Ingest `count` mutated copies of the packaged proteins, and return the dataset's folder."""
-    from proteinlm.data.alphabet import STANDARD_RESIDUES
+    from proteinlm.alphabet import STANDARD_RESIDUES
     from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
     from proteinlm.data.uniprot import read_records
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from rich.progress import track
 
-from proteinlm.data import alphabet
+from proteinlm import alphabet
 from proteinlm.data.crc64 import crc64
 from proteinlm.data.statistics import TREMBL_2023_04
 

@@ -24,8 +24,8 @@ from proteinlm.data.batches import evaluation_batches
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.data.uniprot import first_record
 from proteinlm.errors import InputError
-from proteinlm.files import require_writable, whole_file
 from proteinlm.logs import console
+from proteinlm.output.files import require_writable, whole_file
 from proteinlm.sequence_results import sequence_facts
 
 MOST_FOR_KINDS = 100

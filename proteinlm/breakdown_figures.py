@@ -7,10 +7,10 @@ import matplotlib.figure
 import numpy as np
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from proteinlm import alphabet
 from proteinlm.breakdowns import Cell
-from proteinlm.data import alphabet
-from proteinlm.figures import PAGE, split_look, style, wrapped
 from proteinlm.metrics import FEWEST
+from proteinlm.output.figures import PAGE, split_look, style, wrapped
 
 _LABELS = {
     "residue": "Residue",

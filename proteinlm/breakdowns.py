@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from proteinlm import alphabet
 from proteinlm.cells import bin_ends
-from proteinlm.data import alphabet
 from proteinlm.errors import InputError
 from proteinlm.metrics import Score, Sums, bootstrap_cells, score
 

@@ -13,8 +13,8 @@ from matplotlib.ticker import FuncFormatter
 
 from proteinlm.breakdowns import Cell
 from proteinlm.cells import CONFIDENCE_BINS
-from proteinlm.figures import PAGE, line_heights, split_look, style, wrapped
 from proteinlm.metrics import ENDS, FEWEST, Sums, resampled
+from proteinlm.output.figures import PAGE, line_heights, split_look, style, wrapped
 
 FEW_TOKENS = 100
 """Bins with fewer are drawn hollow."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from proteinlm.data import alphabet
+from proteinlm import alphabet
 from proteinlm.metrics import Sums
 from proteinlm.models.positions import positions_in
 from proteinlm.objective import sum_tokens

@@ -22,8 +22,8 @@ from jax.sharding import Mesh
 from proteinlm import processes, sharding
 from proteinlm.config import Config
 from proteinlm.errors import InputError
-from proteinlm.files import whole_file
 from proteinlm.models.transformer import ProteinLM
+from proteinlm.output.files import whole_file
 from proteinlm.run_folder import CHECKPOINTS, numbered, read_run_files
 from proteinlm.storage_errors import full_disk_is_said, of_main_thread, quiet_callbacks, reason_of
 

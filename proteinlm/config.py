@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from proteinlm.data import alphabet
+from proteinlm import alphabet
 from proteinlm.data.batches import BatchesConfig
 from proteinlm.errors import InputError
 from proteinlm.models.attention import (

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from proteinlm.figures import PAGE, PALETTE, style
+from proteinlm.output.figures import PAGE, PALETTE, style
 
 # Dashes of more points than this over the width of an axis run into one another.
 _POINTS = 80

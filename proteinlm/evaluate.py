@@ -21,21 +21,20 @@ from jax.sharding import Mesh
 from rich.markup import escape
 from rich.table import Table
 
-from proteinlm import processes, sharding
+from proteinlm import alphabet, processes, sharding
 from proteinlm.breakdowns import BREAKDOWNS, BY_TOKEN
 from proteinlm.cells import SplitResult, as_sums, cells_of, sum_cells, sum_rows, token_values
 from proteinlm.checkpoint import Run, load_run, read_run_files
 from proteinlm.config import Config
-from proteinlm.data import alphabet
 from proteinlm.data.batches import evaluation_batches
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.data.statistics import EmpiricalBaseline
 from proteinlm.errors import InputError
 from proteinlm.evaluation_files import Details, check_form, facts_of
-from proteinlm.files import require_writable, whole_file
 from proteinlm.logs import console, print_table
 from proteinlm.metrics import Score, Sums, score
 from proteinlm.objective import make_example, residue_weights, sum_tokens
+from proteinlm.output.files import require_writable, whole_file
 from proteinlm.randomness import random_key
 from proteinlm.results_table import Evaluated, write_table
 

@@ -26,8 +26,8 @@ from proteinlm.calibration import Calibration, bin_labels, calibration, plot_rel
 from proteinlm.cells import SplitResult
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.errors import InputError
-from proteinlm.figures import save_figure
-from proteinlm.files import whole_file
+from proteinlm.output.figures import save_figure
+from proteinlm.output.files import whole_file
 from proteinlm.sequence_results import SEQUENCES_FILE, sequence_facts, write_sequences
 
 

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from proteinlm.errors import InputError
-from proteinlm.files import whole_file
+from proteinlm.output.files import whole_file
 from proteinlm.trackers import Tracker, tagged
 
 METRICS_FILE = "metrics.jsonl"

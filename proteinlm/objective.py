@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from proteinlm.data import alphabet
+from proteinlm import alphabet
 from proteinlm.models.positions import positions_in
 from proteinlm.segment_masks import draws_in_segments
 

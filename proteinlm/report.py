@@ -15,10 +15,10 @@ from proteinlm.curves import Curve, plot_curves
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.data.statistics import table_1
 from proteinlm.errors import InputError
-from proteinlm.figures import save_figure
-from proteinlm.files import whole_file
 from proteinlm.logs import read_metrics
 from proteinlm.models.attention import ATTENTION
+from proteinlm.output.figures import save_figure
+from proteinlm.output.files import whole_file
 from proteinlm.run_folder import CHECKPOINTS, CONFIG_FILE, read_run_files
 
 

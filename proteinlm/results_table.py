@@ -16,9 +16,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from proteinlm.config import Config
-from proteinlm.files import whole_file
 from proteinlm.metrics import FEWEST, Score
 from proteinlm.models.attention import FavorConfig, GeneralizedConfig, SoftmaxConfig
+from proteinlm.output.files import whole_file
 
 OBJECTIVES = {"causal": "UNI", "masked": "BID"}
 SPLIT_NAMES = {"train": "Train", "valid": "Valid", "test": "Test", "ood": "OOD"}

@@ -17,7 +17,7 @@ from typing import IO, Any
 from proteinlm import __version__
 from proteinlm.config import Config
 from proteinlm.errors import InputError
-from proteinlm.files import whole_file
+from proteinlm.output.files import whole_file
 
 LOCK_FILE = ".lock"
 CONFIG_FILE = "config.json"

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from proteinlm.data import alphabet
+from proteinlm import alphabet
 from proteinlm.models.positions import positions_in, segment_starts
 
 

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 
 from proteinlm.data.dataset import MANIFEST, MANIFEST_SCHEMA, ProteinDataset
 from proteinlm.errors import InputError
-from proteinlm.files import whole_file
 from proteinlm.metrics import Sums
+from proteinlm.output.files import whole_file
 
 SEQUENCES_FILE = "sequences.parquet"
 _IDENTITY_FILE = "identity.parquet"

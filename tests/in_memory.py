@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from proteinlm.data import alphabet
+from proteinlm import alphabet
 from proteinlm.data.batches import BatchesConfig, TrainBatches
 
 

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from proteinlm import analyze_command
+from proteinlm import alphabet, analyze_command
 from proteinlm.analysis import interactive
 from proteinlm.analyze_command import _names_in_windows
 from proteinlm.checkpoint import load_run
 from proteinlm.cli import main
 from proteinlm.config import IdentityConfig
-from proteinlm.data import alphabet
 from proteinlm.data.batches import evaluation_batches
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.errors import InputError

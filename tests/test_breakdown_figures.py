@@ -5,9 +5,9 @@ import pytest
 from legible import check_legible
 from matplotlib.colors import to_hex
 
+from proteinlm import alphabet
 from proteinlm.breakdown_figures import FAMILIES_DRAWN, arrays, drawn_cells, plot_breakdown
 from proteinlm.breakdowns import sequence_cells, token_cells, token_labels
-from proteinlm.data import alphabet
 from proteinlm.metrics import Sums
 
 

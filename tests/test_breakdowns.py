@@ -6,8 +6,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from proteinlm import alphabet
 from proteinlm.breakdowns import cells_frame, sequence_cells, sequence_groups, token_cells, token_labels
-from proteinlm.data import alphabet
 from proteinlm.errors import InputError
 from proteinlm.metrics import Sums, bootstrap
 

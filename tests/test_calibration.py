@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from legible import check_legible
 
+from proteinlm import alphabet
 from proteinlm.breakdowns import token_cells
 from proteinlm.calibration import FEW_TOKENS, bin_labels, calibration, expected_error, plot_reliability
 from proteinlm.cells import as_sums, cells_of, sum_cells, token_values
-from proteinlm.data import alphabet
 from proteinlm.metrics import Sums
 
 ABOUT = {"split": "test", "objective": "causal", "model": "made up", "tokens": "residues"}

@@ -12,9 +12,9 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proteinlm import alphabet
 from proteinlm.cells import CONFIDENCE_BINS, as_sums, bin_ends, cells_of, sum_cells, sum_rows, token_values
 from proteinlm.checkpoint import load_run
-from proteinlm.data import alphabet
 from proteinlm.data.batches import evaluation_batches
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.evaluate import evaluate_split, make_evaluation_step

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proteinlm import alphabet
 from proteinlm.config import ObjectiveConfig
-from proteinlm.data import alphabet
 from proteinlm.objective import (
     causal_example,
     make_example,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from in_memory import dataset
 
+from proteinlm import alphabet
 from proteinlm.config import ObjectiveConfig
-from proteinlm.data import alphabet
 from proteinlm.data.batches import BatchesConfig, evaluation_batches
 from proteinlm.objective import make_example, residue_weights, sum_tokens, token_sums
 from proteinlm.segment_masks import bits_at, residues_at, uniform_at

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from proteinlm.alphabet import STANDARD_RESIDUES
 from proteinlm.analysis import similarity
 from proteinlm.analysis.attention_maps import check_heads, check_layers
 from proteinlm.analysis.blosum import Agreement, closest_pairs, compare, normalised_blosum
@@ -20,13 +21,12 @@ from proteinlm.analysis.kind_figures import kinds_figure
 from proteinlm.analysis.map_figures import attention_figure, heads_figure, lines_figure
 from proteinlm.analysis.protein_maps import choose_heads, measure_protein
 from proteinlm.analysis.proteins import BPT1_BOVIN, clipped, read_protein, refuse_fewer
-from proteinlm.analysis.saving import save_arrays, save_summary, save_table
 from proteinlm.analysis.similarity_figures import similarity_figure
 from proteinlm.analysis.similarity_table import agreement_by_head, agreement_by_layer
-from proteinlm.data.alphabet import STANDARD_RESIDUES
 from proteinlm.errors import InputError
-from proteinlm.figures import save_figure
 from proteinlm.models.transformer import ProteinLM
+from proteinlm.output.figures import save_figure
+from proteinlm.output.saving import save_arrays, save_summary, save_table
 
 SHOWN_LAYERS, SHOWN_HEADS = 4, 8
 PAPER_PAIRS = ("DE", "FY")

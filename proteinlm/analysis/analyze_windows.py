@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer
 
+from proteinlm import alphabet
 from proteinlm.analysis import interactions, window_figures
-from proteinlm.analysis.saving import save_arrays, save_summary
 from proteinlm.analysis.windows import WindowAttention, read_window, shares, window_attention
-from proteinlm.data import alphabet
 from proteinlm.errors import InputError
-from proteinlm.figures import save_figure
 from proteinlm.models.transformer import ProteinLM
+from proteinlm.output.figures import save_figure
+from proteinlm.output.saving import save_arrays, save_summary
 
 NULLS = {
     "residues": "residues shuffled within each protein",

@@ -26,10 +26,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Float32, Int, Integer
 
-from proteinlm.data.alphabet import PAD
+from proteinlm.alphabet import PAD
 from proteinlm.errors import InputError
-from proteinlm.files import whole_file
 from proteinlm.models.transformer import ProteinLM
+from proteinlm.output.files import whole_file
 
 BLOCK = 128
 """Columns of the identity that go through at once."""

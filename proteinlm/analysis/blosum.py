@@ -7,7 +7,7 @@ from Bio.Align import substitution_matrices
 from jaxtyping import Float, Float64
 from scipy import stats
 
-from proteinlm.data.alphabet import NUM_STANDARD, STANDARD_RESIDUES
+from proteinlm.alphabet import NUM_STANDARD, STANDARD_RESIDUES
 from proteinlm.errors import InputError
 
 BLOSUMS = ("BLOSUM45", "BLOSUM50", "BLOSUM62", "BLOSUM80", "BLOSUM90")

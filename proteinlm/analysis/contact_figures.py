@@ -11,8 +11,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from proteinlm import figures
 from proteinlm.analysis.contacts import CLOSEST, CUTOFF, CUTS, RANGES
+from proteinlm.output import figures
 
 RIGHT, WRONG = figures.PALETTE[0], figures.PALETTE[4]
 """Blue and orange: dark and light in greyscale too."""

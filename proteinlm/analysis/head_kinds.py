@@ -39,9 +39,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float64, Int64
 
+from proteinlm import alphabet
 from proteinlm.analysis.attention_maps import BLOCK, fold_columns, queries_keys
 from proteinlm.analysis.proteins import Protein, batched, read_proteins
-from proteinlm.data import alphabet
 from proteinlm.errors import InputError
 from proteinlm.models.transformer import ProteinLM
 

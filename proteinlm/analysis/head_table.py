@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 
+from proteinlm import alphabet
 from proteinlm.analysis.head_kinds import KINDS, PATTERNS, REACH, HeadPatterns, kinds_of
-from proteinlm.data import alphabet
 
 NO_WEIGHTS = "none"
 """The kind of a head whose weights are all 0 in every protein."""

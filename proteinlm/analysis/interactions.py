@@ -30,8 +30,8 @@ import numpy as np
 from jaxtyping import Float64, Integer
 from scipy import optimize, special, stats
 
+from proteinlm import alphabet
 from proteinlm.analysis.windows import WindowAttention
-from proteinlm.data import alphabet
 from proteinlm.errors import InputError
 
 CONTROLS = ("residues", "proteins")

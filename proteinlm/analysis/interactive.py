@@ -19,13 +19,13 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib import colormaps
 
-from proteinlm import figures
+from proteinlm import alphabet
 from proteinlm.analysis.attention_maps import attention_maps, check_heads, check_layers
 from proteinlm.analysis.proteins import BPT1_BOVIN, read_protein
-from proteinlm.data import alphabet
 from proteinlm.errors import InputError
-from proteinlm.files import whole_file
 from proteinlm.models.transformer import ProteinLM
+from proteinlm.output import figures
+from proteinlm.output.files import whole_file
 
 LARGEST = 64 * 2**20
 """Bytes of arrays in a page; base64 adds a third, and browsers hold some of it twice."""

@@ -9,7 +9,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from proteinlm import figures
+from proteinlm.output import figures
 
 # Apart in colour and in lightness; a letter in each cell says the kind again.
 COLOURS = {

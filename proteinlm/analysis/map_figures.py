@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from proteinlm import figures
+from proteinlm.output import figures
 
 LETTERED = 160
 """Residues whose letters still fit along the side of a panel."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proteinlm.data import alphabet
+from proteinlm import alphabet
 from proteinlm.errors import InputError
 from proteinlm.models.transformer import ProteinLM
 

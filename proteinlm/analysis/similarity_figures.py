@@ -8,8 +8,8 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from proteinlm import figures
-from proteinlm.data.alphabet import STANDARD_RESIDUES
+from proteinlm.alphabet import STANDARD_RESIDUES
+from proteinlm.output import figures
 
 CENTRED = "cividis"
 

@@ -19,7 +19,7 @@ from Bio.PDB.PDBExceptions import PDBConstructionException as PDBConstruction
 from Bio.PDB.PDBParser import PDBParser
 from jaxtyping import Bool, Float64
 
-from proteinlm.data import alphabet
+from proteinlm import alphabet
 from proteinlm.errors import InputError
 
 SMALLEST_IDENTITY = 0.3

@@ -8,7 +8,7 @@ from matplotlib import colormaps
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from proteinlm import figures
+from proteinlm.output import figures
 
 
 def share_figure(

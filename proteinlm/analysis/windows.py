@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64, Integer
 
+from proteinlm import alphabet
 from proteinlm.analysis.attention_maps import BLOCK, column_blocks
-from proteinlm.data import alphabet
 from proteinlm.errors import InputError
 from proteinlm.models.transformer import ProteinLM
 

@@ -1,6 +1,6 @@
 """Figures of what a dataset holds: amino acids coloured by class, lengths, families.
 
-Each function takes the statistics of the splits and returns a Figure in the style of proteinlm/figures.py.
+Each function takes the statistics of the splits and returns a Figure in the style of proteinlm/output/figures.py.
 """
 
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from proteinlm.data import alphabet
+from proteinlm import alphabet
 from proteinlm.data.statistics import PUBLISHED, SplitStatistics
-from proteinlm.figures import PAGE, PALETTE, style
+from proteinlm.output.figures import PAGE, PALETTE, style
 
 CLASSES = {
     "aliphatic": ("AGILPV", "#BBBBBB"),

@@ -23,7 +23,7 @@ from proteinlm.data.shards import Shards
 from proteinlm.data.splits import SPLITS
 from proteinlm.data.statistics import SplitStatistics
 from proteinlm.errors import InputError
-from proteinlm.files import whole_file
+from proteinlm.output.files import whole_file
 
 VERSION = "1.0.0"
 """Of the layout: the features of the examples and the files beside them."""

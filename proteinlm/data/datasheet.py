@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from proteinlm.data import alphabet
+from proteinlm import alphabet
 from proteinlm.data.mmseqs import SHORTEST
-from proteinlm.data.pages import Block, Code, Figure, Heading, Table, Text, html_page, markdown_page
 from proteinlm.data.statistics import CONCAT_LENGTH, PUBLISHED, SplitStatistics, family_table, frequencies, table_1
-from proteinlm.files import whole_file
+from proteinlm.output.files import whole_file
+from proteinlm.output.pages import Block, Code, Figure, Heading, Table, Text, html_page, markdown_page
 
 DATASHEET = "datasheet"
 """Stem of the page's files; figures are DATASHEET-NAME."""
@@ -37,7 +37,7 @@ def draw_figures(folder: Path, statistics: Mapping[str, SplitStatistics]) -> Non
     """
     # Drawing takes longer to import than a small ingest takes, and only the last step needs it.
     from proteinlm.data import charts
-    from proteinlm.figures import save_figure
+    from proteinlm.output.figures import save_figure
 
     for figure, draw in (
         ("amino-acids", charts.amino_acid_figure),

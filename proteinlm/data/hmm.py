@@ -22,7 +22,7 @@ from proteinlm.data.pfam import FAMILY, united
 from proteinlm.data.sources import SourceFile
 from proteinlm.data.spill import distinct, read_bucket, sequences_of
 from proteinlm.errors import InputError
-from proteinlm.files import whole_file
+from proteinlm.output.files import whole_file
 
 LONGEST = 100_000
 """Residues; HMMER refuses longer sequences. The longest known protein has 45,000."""

@@ -12,8 +12,8 @@ from proteinlm.data.dataset import write_json
 from proteinlm.data.mmseqs import SHORTEST
 from proteinlm.data.split_identity import IDENTITY_RULE, NONE, IdentitySplits, is_near
 from proteinlm.data.splits import LISTED, NEAR, SPLITS
-from proteinlm.figures import PAGE, PALETTE, save_figure, style
-from proteinlm.files import whole_file
+from proteinlm.output.figures import PAGE, PALETTE, save_figure, style
+from proteinlm.output.files import whole_file
 
 STEM = "identity"
 EVALUATED = SPLITS[1:]

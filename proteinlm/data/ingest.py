@@ -20,8 +20,8 @@ from proteinlm.data.published import refuse_no_manifest
 from proteinlm.data.sources import open_sources
 from proteinlm.data.splits import SplitsConfig
 from proteinlm.data.summary import Summary
-from proteinlm.data.workplace import partial_folder, refuse_output, workplace
 from proteinlm.errors import InputError
+from proteinlm.output.folders import partial_folder, refuse_output, workplace
 
 
 def ingest(

@@ -36,8 +36,8 @@ from proteinlm.data.pfam_counts import TableCounts, TableFile
 from proteinlm.data.pfam_join import hashes_of, num_partitions, open_tables
 from proteinlm.data.sources import SourceFile
 from proteinlm.data.summary import Summary
-from proteinlm.data.workplace import DATASET
 from proteinlm.errors import InputError
+from proteinlm.output.folders import DATASET
 
 DEFAULT_ARGS = "--runner=FnApiRunner"
 """This machine, everything in memory."""

@@ -39,8 +39,8 @@ from proteinlm.data.sources import Block, SourceFile
 from proteinlm.data.spill import bucket_folder, drop_bucket
 from proteinlm.data.splits import SPLITS
 from proteinlm.data.summary import Summary
-from proteinlm.data.workplace import DATASET
 from proteinlm.errors import InputError
+from proteinlm.output.folders import DATASET
 
 MARKER = Path("scratch") / "marker.json"
 _MAX_BUCKETS = 1 << 14

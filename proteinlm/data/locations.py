@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from proteinlm.errors import InputError
-from proteinlm.files import is_unicode
+from proteinlm.output.files import is_unicode
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _PATTERN = re.compile(r"[*?\[]")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from proteinlm.errors import InputError
-from proteinlm.files import sync, sync_file_system, whole_file
+from proteinlm.output.files import sync, sync_file_system, whole_file
 
 SAVE_SECONDS = 10.0
 """Of work between two markers."""

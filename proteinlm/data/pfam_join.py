@@ -28,7 +28,7 @@ from proteinlm.data.pfam_counts import TableCounts, TableFile, TableResult
 from proteinlm.data.pfam_formats import Row, TableBlock, parse_rows, table_blocks
 from proteinlm.data.sources import SourceFile
 from proteinlm.errors import InputError
-from proteinlm.files import whole_file
+from proteinlm.output.files import whole_file
 
 INDEX = "tables.json"
 """Written last: where it is, the tables are whole."""

@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from proteinlm.data import alphabet
+from proteinlm import alphabet
 from proteinlm.data.packing import Packing, pack
 from proteinlm.errors import InputError
 

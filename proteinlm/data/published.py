@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from proteinlm.data.assignments import absent, assign, unlisted
 from proteinlm.data.splits import LISTED
 from proteinlm.errors import InputError
-from proteinlm.files import whole_file
+from proteinlm.output.files import whole_file
 
 UNMATCHED = "unmatched.tsv"
 _BATCH = 1 << 17

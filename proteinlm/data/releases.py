@@ -29,8 +29,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from proteinlm.data.download import check, download, read_list
-from proteinlm.data.workplace import partial_folder
 from proteinlm.errors import InputError
+from proteinlm.output.folders import partial_folder
 
 RELEASE_URL = "https://ftp.uniprot.org/pub/databases/uniprot"
 METALINK = "RELEASE.metalink"

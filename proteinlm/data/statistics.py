@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
-from proteinlm.data import alphabet
+from proteinlm import alphabet
 
 CONCAT_LENGTH = 8192
 """Tokens of a window of the paper's concatenated form."""

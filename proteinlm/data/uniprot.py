@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from proteinlm.data import alphabet
+from proteinlm import alphabet
 from proteinlm.data.crc64 import crc64
 from proteinlm.data.names import printed
 from proteinlm.data.sources import Block, SourceFile

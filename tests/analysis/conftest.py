@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from proteinlm import alphabet
 from proteinlm.analysis.attention_maps import queries_keys
-from proteinlm.data import alphabet
 from proteinlm.models.attention import ATTENTION
 from proteinlm.models.transformer import ModelConfig, ProteinLM
 

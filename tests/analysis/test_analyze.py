@@ -5,9 +5,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from proteinlm import alphabet
 from proteinlm.analysis import analyze, attention_maps, protein_maps
 from proteinlm.analysis.proteins import BPT1_BOVIN
-from proteinlm.data import alphabet
 from proteinlm.errors import InputError
 
 SEQUENCES = [BPT1_BOVIN[start : start + 40] for start in range(0, 60, 20)]

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from proteinlm import alphabet
 from proteinlm.analysis import analyze_windows as analyze_windows_module
 from proteinlm.analysis import interactions, windows
 from proteinlm.analysis.analyze_windows import analyze_windows
-from proteinlm.data import alphabet
 from proteinlm.errors import InputError
 
 

@@ -10,8 +10,8 @@ from jax.extend.core import jaxprs_in_params
 from mechanisms import CASES, CAUSAL
 from tiny_models import DISTINCT, mechanism
 
+from proteinlm import alphabet
 from proteinlm.analysis import attention_maps
-from proteinlm.data import alphabet
 from proteinlm.errors import InputError
 
 LENGTH = 23

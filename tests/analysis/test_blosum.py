@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from proteinlm.alphabet import STANDARD_RESIDUES
 from proteinlm.analysis.blosum import BLOSUMS, closest_pairs, compare, normalised_blosum
-from proteinlm.data.alphabet import STANDARD_RESIDUES
 from proteinlm.errors import InputError
 
 

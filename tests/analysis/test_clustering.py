@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from proteinlm.alphabet import STANDARD_RESIDUES
 from proteinlm.analysis.blosum import normalised_blosum
 from proteinlm.analysis.clustering import clustered_order
-from proteinlm.data.alphabet import STANDARD_RESIDUES
 
 
 def test_planted_clusters_stand_together():

@@ -3,10 +3,10 @@ import json
 import numpy as np
 import pytest
 
+from proteinlm import alphabet
 from proteinlm.analysis.head_kinds import REACH, HeadPatterns, kinds_of
 from proteinlm.analysis.head_table import claims, head_table, telling_heads, vertical_positions
 from proteinlm.analysis.proteins import Protein
-from proteinlm.data import alphabet
 
 LETTERS = b"MKVCAC" * 6
 

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from proteinlm import alphabet
 from proteinlm.analysis import interactions, windows
-from proteinlm.data import alphabet
 from proteinlm.errors import InputError
 
 

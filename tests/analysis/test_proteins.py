@@ -3,7 +3,7 @@ import gzip
 import numpy as np
 import pytest
 
-from proteinlm import data
+from proteinlm import alphabet, data
 from proteinlm.analysis.proteins import (
     BPT1_BOVIN,
     batched,
@@ -13,7 +13,6 @@ from proteinlm.analysis.proteins import (
     read_proteins,
     refuse_fewer,
 )
-from proteinlm.data import alphabet
 from proteinlm.errors import InputError
 
 

@@ -5,8 +5,8 @@ import pytest
 from mechanisms import CASES, CAUSAL
 from tiny_models import KINDS, mechanism
 
+from proteinlm import alphabet
 from proteinlm.analysis import row_sums
-from proteinlm.data import alphabet
 from proteinlm.errors import InputError
 from proteinlm.models.attention import FavorConfig, GeneralizedConfig
 

@@ -3,9 +3,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from proteinlm import alphabet
 from proteinlm.analysis import similarity
 from proteinlm.analysis.proteins import read_protein
-from proteinlm.data import alphabet
 from proteinlm.errors import InputError
 
 LETTERS = alphabet.RESIDUES

@@ -3,9 +3,9 @@ import pytest
 from legible import check_legible
 from matplotlib import colormaps
 
+from proteinlm.alphabet import STANDARD_RESIDUES
 from proteinlm.analysis import similarity_figures
 from proteinlm.analysis.blosum import normalised_blosum
-from proteinlm.data.alphabet import STANDARD_RESIDUES
 
 
 def texts(figure):

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from proteinlm import alphabet
 from proteinlm.analysis import similarity
 from proteinlm.analysis.blosum import compare, normalised_blosum
 from proteinlm.analysis.similarity_table import agreement_by_head, agreement_by_layer, corrected
-from proteinlm.data import alphabet
 
 R = alphabet.NUM_RESIDUES
 UPPER = np.triu_indices(20, 1)

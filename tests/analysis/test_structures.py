@@ -6,9 +6,9 @@ import pytest
 from Bio.PDB.PDBParser import PDBParser
 from structure_files import cif_text, hairpin, pdb_text, protein_atoms
 
+from proteinlm.alphabet import STANDARD_RESIDUES
 from proteinlm.analysis import structures
 from proteinlm.analysis.contacts import contact_map
-from proteinlm.data.alphabet import STANDARD_RESIDUES
 from proteinlm.errors import InputError
 
 LETTERS = "MKVLATGWCDEFGHIKLMNPQRSTVWYA"

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proteinlm import alphabet
 from proteinlm.analysis import windows
 from proteinlm.analysis.attention_maps import attention_map
-from proteinlm.data import alphabet
 from proteinlm.errors import InputError
 
 EOS = alphabet.EOS

@@ -20,7 +20,7 @@ from in_memory import (
     single_row,
 )
 
-from proteinlm.data import alphabet
+from proteinlm import alphabet
 from proteinlm.data.batches import BatchesConfig, TrainBatches, batch_arrays, batch_shapes, evaluation_batches
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.data.ingest import IngestConfig, ingest

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from proteinlm.data import alphabet
+from proteinlm import alphabet
 from proteinlm.data.charts import (
     CLASSES,
     amino_acid_figure,
@@ -10,7 +10,7 @@ from proteinlm.data.charts import (
     length_figure,
 )
 from proteinlm.data.statistics import PUBLISHED, SWISS_PROT_50_8, SplitStatistics
-from proteinlm.figures import save_figure
+from proteinlm.output.figures import save_figure
 
 
 def random_split(count, seed):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorflow_datasets.proto import tf_example_pb2
 
-from proteinlm.data import alphabet
+from proteinlm import alphabet
 from proteinlm.data.dataset import MANIFEST, MANIFEST_SCHEMA, ProteinDataset, decode_sequence, encode_example
 from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
 from proteinlm.data.splits import SPLITS, SplitsConfig, digest

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from proteinlm.data import alphabet
+from proteinlm import alphabet
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.data.datasheet import draw_figures, write_datasheet
 from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest

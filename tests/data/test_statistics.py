@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from proteinlm.data import alphabet
+from proteinlm import alphabet
 from proteinlm.data.statistics import (
     EmpiricalBaseline,
     SplitStatistics,

@@ -8,7 +8,7 @@ from Bio import SeqIO, SwissProt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proteinlm.data import alphabet
+from proteinlm import alphabet
 from proteinlm.data.crc64 import crc64
 from proteinlm.data.sources import Block, SourceFile
 from proteinlm.data.uniprot import (

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from proteinlm.errors import InputError
-from proteinlm.files import is_unicode, refuse_occupied, sync
+from proteinlm.output.files import is_unicode, refuse_occupied, sync
 
 DATASET = "dataset"
 # A Path has one slash where the URL had two.

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proteinlm.data import alphabet
+from proteinlm import alphabet
 from proteinlm.errors import InputError
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proteinlm.data.pages import Code, Figure, Heading, Table, Text, html_page, markdown_page
+from proteinlm.output.pages import Code, Figure, Heading, Table, Text, html_page, markdown_page
 
 PRINTABLE = st.text(st.characters(min_codepoint=32, exclude_categories=["C", "Z"]), max_size=30)
 

@@ -4,7 +4,7 @@ import os
 import pytest
 
 from proteinlm.errors import InputError
-from proteinlm.files import empty_folder, sync, sync_file_system, whole_file
+from proteinlm.output.files import empty_folder, sync, sync_file_system, whole_file
 
 
 def fail_in_the_middle(path):
@@ -52,7 +52,7 @@ def test_a_whole_file_system_reaches_its_disk(tmp_path, monkeypatch):
 
 def test_where_one_file_system_cannot_be_told_all_are_waited_for(tmp_path, monkeypatch):
     called = []
-    monkeypatch.setattr("proteinlm.files.ctypes.CDLL", lambda *_, **__: object())
+    monkeypatch.setattr("proteinlm.output.files.ctypes.CDLL", lambda *_, **__: object())
     monkeypatch.setattr(os, "sync", lambda: called.append(True))
     sync_file_system(tmp_path)
     assert called == [True]

@@ -3,7 +3,7 @@ import matplotlib.figure
 import numpy as np
 from PIL import Image
 
-from proteinlm.figures import COLUMN, PALETTE, save_figure, split_look, style, text_width, wrapped
+from proteinlm.output.figures import COLUMN, PALETTE, save_figure, split_look, style, text_width, wrapped
 
 
 def drawn():

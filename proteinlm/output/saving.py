@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from proteinlm.files import whole_file
+from proteinlm.output.files import whole_file
 
 
 def save_arrays(stem: Path, arrays: dict[str, Any]) -> str:
