@@ -14,8 +14,8 @@ from jax import Array
 
 from proteinlm import alphabet
 from proteinlm.metrics import Sums
+from proteinlm.models.objective import sum_tokens
 from proteinlm.models.positions import positions_in
-from proteinlm.objective import sum_tokens
 
 CONFIDENCE_BINS = 20
 """Bins of the top choice's probability: [0, 0.05), ..., [0.95, 1]."""

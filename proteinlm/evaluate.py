@@ -33,9 +33,9 @@ from proteinlm.errors import InputError
 from proteinlm.evaluation_files import Details, check_form, facts_of
 from proteinlm.logs import console, print_table
 from proteinlm.metrics import Score, Sums, score
-from proteinlm.objective import make_example, residue_weights, sum_tokens
+from proteinlm.models.objective import make_example, residue_weights, sum_tokens
+from proteinlm.models.randomness import random_key
 from proteinlm.output.files import require_writable, whole_file
-from proteinlm.randomness import random_key
 from proteinlm.results_table import Evaluated, write_table
 
 SPLITS = ("test", "ood")

@@ -15,7 +15,7 @@ from proteinlm.config import Config
 from proteinlm.data.batches import batch_shapes
 from proteinlm.errors import InputError
 from proteinlm.flops import Work, work_of
-from proteinlm.models.attention.linear_state import fast_chunk_size
+from proteinlm.models.attention.linear.state import fast_chunk_size
 from proteinlm.trainer import Trainer, count_parameters
 
 ROWS = (*range(1, 16), *(part << power for power in range(1, 12) for part in range(8, 16)))

@@ -19,8 +19,8 @@ from proteinlm.errors import Interrupted
 from proteinlm.evaluate import EvaluationStep, evaluate_split, make_evaluation_step
 from proteinlm.logs import METRICS_FILE, MetricsLog, TextLog, progress_line, read_metrics
 from proteinlm.metrics import Sums
+from proteinlm.models.randomness import redraws_until
 from proteinlm.profiling import Profile
-from proteinlm.randomness import redraws_until
 from proteinlm.resume import accept, claim_run, first_state, position_of
 from proteinlm.run_folder import RunLock, environment, write_environment, write_readme
 from proteinlm.trackers import check_trackers, open_trackers

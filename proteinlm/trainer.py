@@ -12,10 +12,10 @@ from jax.sharding import Mesh
 from proteinlm import sharding
 from proteinlm.config import Config
 from proteinlm.data.batches import batch_arrays
+from proteinlm.models.objective import Example, TokenSums, make_example, mean_loss, token_sums
+from proteinlm.models.randomness import random_key
 from proteinlm.models.transformer import ProteinLM
-from proteinlm.objective import Example, TokenSums, make_example, mean_loss, token_sums
 from proteinlm.optimizer import at_step, make_optimizer
-from proteinlm.randomness import random_key
 
 
 class Trainer:

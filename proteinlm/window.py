@@ -15,8 +15,8 @@ from proteinlm.config import Config
 from proteinlm.errors import InputError
 from proteinlm.logs import MetricsLog, ProgressLine
 from proteinlm.metrics import Sums
+from proteinlm.models.randomness import redraws_until
 from proteinlm.optimizer import learning_rate_schedule
-from proteinlm.randomness import redraws_until
 
 _SUMS = ("nll", "correct", "count")
 _FINITE = ("loss", "gradient_norm", "parameter_norm")

@@ -18,8 +18,8 @@ from proteinlm.checkpoint import load_run
 from proteinlm.data.batches import evaluation_batches
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.evaluate import evaluate_split, make_evaluation_step
-from proteinlm.objective import make_example
-from proteinlm.randomness import random_key
+from proteinlm.models.objective import make_example
+from proteinlm.models.randomness import random_key
 
 NAMES = ("residue", "position", "confidence")
 

@@ -6,7 +6,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from proteinlm.flops import Work, work_of
-from proteinlm.models.attention.exact import Softmax, exact_attention
+from proteinlm.models.attention.exact.exact_attention import Softmax, exact_attention
 
 A = jax.ShapeDtypeStruct((8, 16), jnp.float32)
 B = jax.ShapeDtypeStruct((16, 16), jnp.float32)

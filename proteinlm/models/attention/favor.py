@@ -34,9 +34,9 @@ from jaxtyping import Array, Bool, Float
 
 from proteinlm.errors import InputError
 from proteinlm.models.attention.base import MechanismConfig, Projection, visible_pairs
-from proteinlm.models.attention.linear import LinearAttention
-from proteinlm.models.attention.linear_state import NEVER, Features, divide
-from proteinlm.models.attention.projections import Draw, Kind, draw_projection, matrix, project
+from proteinlm.models.attention.features.projections import Draw, Kind, draw_projection, matrix, project
+from proteinlm.models.attention.linear.linear_attention import LinearAttention
+from proteinlm.models.attention.linear.state import NEVER, Features, divide
 
 FeatureKind = Literal["positive", "hyperbolic", "trigonometric"]
 

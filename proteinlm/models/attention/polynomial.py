@@ -15,9 +15,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from proteinlm.errors import InputError
 from proteinlm.models.attention.base import Attention, MechanismConfig, visible_pairs
-from proteinlm.models.attention.cache import KeyValueCache, appended, filled
-from proteinlm.models.attention.exact import Power, attend_from_last, exact_attention
-from proteinlm.models.attention.norms import QKNorm
+from proteinlm.models.attention.exact.cache import KeyValueCache, appended, filled
+from proteinlm.models.attention.exact.exact_attention import Power, attend_from_last, exact_attention
+from proteinlm.models.attention.features.norms import QKNorm
 
 
 @dataclass(frozen=True)

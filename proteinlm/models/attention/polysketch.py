@@ -22,11 +22,11 @@ from jaxtyping import Array, Bool, Float, Int
 from proteinlm.errors import InputError
 from proteinlm.models.attention.base import Attention, MechanismConfig, left_aligned, restored, visible_pairs
 from proteinlm.models.attention.blocks import join, split, with_ones
-from proteinlm.models.attention.linear import absorbed, linear_attention
-from proteinlm.models.attention.linear_segments import segmented_attention
-from proteinlm.models.attention.linear_state import Features, State, divide
-from proteinlm.models.attention.norms import QKNorm
-from proteinlm.models.attention.sketch import LearnedSketch, RandomSketch, self_tensor
+from proteinlm.models.attention.features.norms import QKNorm
+from proteinlm.models.attention.features.sketches import LearnedSketch, RandomSketch, self_tensor
+from proteinlm.models.attention.linear.linear_attention import absorbed, linear_attention
+from proteinlm.models.attention.linear.segments import segmented_attention
+from proteinlm.models.attention.linear.state import Features, State, divide
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from jaxtyping import Array, Bool, Float, Int
 from proteinlm.errors import InputError
 from proteinlm.models.attention.base import Attention, MechanismConfig, Projection, visible_pairs
 from proteinlm.models.attention.blocks import with_ones
-from proteinlm.models.attention.buckets import (
+from proteinlm.models.attention.exact.buckets import (
     Layout,
     attend_in_buckets,
     layout_in_segments,
@@ -43,7 +43,7 @@ from proteinlm.models.attention.buckets import (
     softmax_sums,
     take,
 )
-from proteinlm.models.attention.linear_state import NEVER, divide
+from proteinlm.models.attention.linear.state import NEVER, divide
 
 # A query shorter than this has no direction: its key is 0.
 _SHORTEST = 1e-12

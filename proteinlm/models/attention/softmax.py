@@ -12,9 +12,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from proteinlm.errors import InputError
 from proteinlm.models.attention.base import Attention, MechanismConfig, left_aligned, restored, visible_pairs
-from proteinlm.models.attention.cache import KeyValueCache, appended, filled
-from proteinlm.models.attention.exact import Softmax, attend_from_last, exact_attention
-from proteinlm.models.attention.linear_state import NEVER
+from proteinlm.models.attention.exact.cache import KeyValueCache, appended, filled
+from proteinlm.models.attention.exact.exact_attention import Softmax, attend_from_last, exact_attention
+from proteinlm.models.attention.linear.state import NEVER
 
 Implementation = Literal["auto", "blocks", "cudnn"]
 

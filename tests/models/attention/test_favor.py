@@ -9,7 +9,7 @@ from scipy.special import hyp0f1
 from proteinlm.errors import InputError
 from proteinlm.models.attention import FavorConfig, Projection
 from proteinlm.models.attention.favor import gaussian_features, kernel_estimate, softmax_features
-from proteinlm.models.attention.projections import draw_projection, gaussian, matrix
+from proteinlm.models.attention.features.projections import draw_projection, gaussian, matrix
 
 D = 6
 

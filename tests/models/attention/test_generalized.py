@@ -10,8 +10,8 @@ from scipy.special import expit
 
 from proteinlm.errors import InputError
 from proteinlm.models.attention import GeneralizedConfig
+from proteinlm.models.attention.features.projections import matrix
 from proteinlm.models.attention.generalized import FUNCTIONS, SIGNED, kernel_features
-from proteinlm.models.attention.projections import matrix
 
 D = 6
 IN_NUMPY = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from proteinlm.models.attention import FavorConfig, GeneralizedConfig
-from proteinlm.models.attention.projections import matrix
+from proteinlm.models.attention.features.projections import matrix
 
 torch = pytest.importorskip("torch")
 B, L, H, D, M = 2, 37, 3, 16, 24

@@ -17,7 +17,7 @@ from proteinlm.models.attention import (
     ReformerConfig,
     SoftmaxConfig,
 )
-from proteinlm.models.attention.projections import matrix
+from proteinlm.models.attention.features.projections import matrix
 
 L, D, ROWS = 8192, 8, 512
 MECHANISMS = {

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from proteinlm.randomness import random_key, redraws_until
+from proteinlm.models.randomness import random_key, redraws_until
 
 
 def bits(*arguments):

@@ -16,7 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from proteinlm.models.attention.base import Projection
-from proteinlm.models.attention.norms import normalized
+from proteinlm.models.attention.features.norms import normalized
 
 EXPANSION = 8
 """Width of a network's hidden layers over r (appendix D)."""

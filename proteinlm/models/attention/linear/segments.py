@@ -25,7 +25,7 @@ from jax.lax import stop_gradient
 from jaxtyping import Array, Bool, Float, Int
 
 from proteinlm.models.attention.blocks import join, split, with_ones
-from proteinlm.models.attention.linear_state import (
+from proteinlm.models.attention.linear.state import (
     NEVER,
     FeatureMap,
     Features,

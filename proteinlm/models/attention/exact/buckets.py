@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from proteinlm.models.attention.blocks import with_ones
-from proteinlm.models.attention.linear_state import NEVER, divide
+from proteinlm.models.attention.linear.state import NEVER, divide
 
 # The code of an empty place: no code of a residue, all of which are at least 0, is within a window of it.
 _EMPTY = -(2**30)

@@ -8,7 +8,7 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proteinlm.models.attention.sketch import LearnedSketch, RandomSketch, self_tensor, tree_levels
+from proteinlm.models.attention.features.sketches import LearnedSketch, RandomSketch, self_tensor, tree_levels
 
 D = 3
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 
-from proteinlm.models.attention.linear_state import NEVER, State
+from proteinlm.models.attention.linear.state import NEVER, State
 
 
 def state_before(own: State, axis: str, *, after: bool = False) -> State:

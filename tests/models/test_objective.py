@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proteinlm import alphabet
 from proteinlm.config import ObjectiveConfig
-from proteinlm.objective import (
+from proteinlm.models.objective import (
     causal_example,
     make_example,
     masked_example,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from proteinlm.models.attention import PolynomialConfig, SoftmaxConfig
-from proteinlm.models.attention.cache import appended, filled
+from proteinlm.models.attention.exact.cache import appended, filled
 
 B, H, D, E = 2, 2, 4, 3
 

@@ -13,7 +13,7 @@ from jax import Array
 
 from proteinlm import alphabet
 from proteinlm.models.positions import positions_in
-from proteinlm.segment_masks import draws_in_segments
+from proteinlm.models.segment_masks import draws_in_segments
 
 if TYPE_CHECKING:
     from proteinlm.config import ObjectiveConfig

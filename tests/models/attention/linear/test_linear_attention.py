@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proteinlm.models.attention.linear import linear_attention
-from proteinlm.models.attention.linear_state import Features, State, divide, empty_state
+from proteinlm.models.attention.linear.linear_attention import linear_attention
+from proteinlm.models.attention.linear.state import Features, State, divide, empty_state
 
 B, H, D, E = 2, 2, 4, 3
 

@@ -9,7 +9,7 @@ import pytest
 from mechanisms import CASES, MODES, B, D, H, assert_close, build, inputs, reference, value_and_gradients
 
 from proteinlm.models.attention import GeneralizedConfig, PolySketchConfig, SoftmaxConfig
-from proteinlm.models.attention.linear_segments import segmented_attention
+from proteinlm.models.attention.linear.segments import segmented_attention
 from proteinlm.models.positions import positions_in, segment_starts
 
 # Proteins of 1 to 12 residues in chunks, blocks and windows of 3 and 4: one inside a chunk, some over several.

@@ -21,7 +21,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from proteinlm.models.attention.blocks import join, split, split_mask
-from proteinlm.models.attention.linear_state import NEVER
+from proteinlm.models.attention.linear.state import NEVER
 from proteinlm.models.positions import segment_starts
 
 

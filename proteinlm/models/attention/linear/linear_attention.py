@@ -42,9 +42,9 @@ from jaxtyping import Array, Bool, Float
 
 from proteinlm.models.attention.base import Attention
 from proteinlm.models.attention.blocks import join, split, split_mask, with_ones
-from proteinlm.models.attention.linear_segments import segmented_attention
-from proteinlm.models.attention.linear_spread import state_before, state_of_all
-from proteinlm.models.attention.linear_state import (
+from proteinlm.models.attention.linear.segments import segmented_attention
+from proteinlm.models.attention.linear.sequence_parallel import state_before, state_of_all
+from proteinlm.models.attention.linear.state import (
     NEVER,
     FeatureMap,
     Features,

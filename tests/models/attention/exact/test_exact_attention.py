@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proteinlm.models.attention.exact import Power, Softmax, attend_from_last, exact_attention
+from proteinlm.models.attention.exact.exact_attention import Power, Softmax, attend_from_last, exact_attention
 
 B, H, D, E = 2, 2, 4, 3
 KERNELS = {"softmax": Softmax(scale=D**-0.5), "power_2": Power(2), "power_4": Power(4), "power_8": Power(8, scale=0.7)}

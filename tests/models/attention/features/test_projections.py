@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.linalg import hadamard as sylvester
 from scipy.stats import chi
 
-from proteinlm.models.attention.projections import (
+from proteinlm.models.attention.features.projections import (
     Givens,
     Hadamard,
     Kind,

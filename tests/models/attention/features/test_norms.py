@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from parameters import shaken
 
-from proteinlm.models.attention.norms import QKNorm
+from proteinlm.models.attention.features.norms import QKNorm
 
 H, D = 2, 6
 

@@ -1,0 +1,1 @@
+"""Exact attention in blocks of queries and keys, inside sorted buckets, and with a key-value cache."""

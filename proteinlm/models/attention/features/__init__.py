@@ -1,0 +1,1 @@
+"""Feature maps: random projections, polynomial sketches, and the normalisation of queries and keys."""
