@@ -20,7 +20,7 @@ import numpy as np
 from rich.progress import track
 
 from proteinlm import alphabet
-from proteinlm.data.crc64 import crc64
+from proteinlm.data.sources.crc64 import crc64
 from proteinlm.data.statistics import TREMBL_2023_04
 
 LETTERS = np.frombuffer(alphabet.STANDARD_RESIDUES.encode(), np.uint8)

@@ -22,7 +22,7 @@ from proteinlm.analyze_options import DEFAULT_PROTEIN, Analyze, Part
 from proteinlm.checkpoint import Run, load_run
 from proteinlm.data.batches import evaluation_batches
 from proteinlm.data.dataset import ProteinDataset
-from proteinlm.data.uniprot import first_record
+from proteinlm.data.sources.uniprot import first_record
 from proteinlm.errors import InputError
 from proteinlm.logs import console
 from proteinlm.output.files import require_writable, whole_file

@@ -34,7 +34,7 @@ def shared_data() -> Path:
 def sample_records():
     """The packaged proteins as (accession, sequence, families) in file order."""
     from proteinlm.data.pfam_table import family_tables
-    from proteinlm.data.uniprot import read_records
+    from proteinlm.data.sources.uniprot import read_records
 
     sample = Path(__file__).parents[1] / "proteinlm" / "data" / "sample"
     records = list(read_records(sample / "proteins.fasta.gz"))

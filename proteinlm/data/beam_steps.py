@@ -34,9 +34,9 @@ from proteinlm.data.pfam_formats import TableBlock, parse_rows, table_blocks
 from proteinlm.data.pfam_join import hashes_of, join_packed, key, packed_rows, partition_edges
 from proteinlm.data.pfam_table import FamilyTables, own_families
 from proteinlm.data.shard_plan import plan_files
-from proteinlm.data.sources import Block, SourceFile
-from proteinlm.data.spill import bucket_folder, columns, packed
-from proteinlm.data.uniprot import Record, parse
+from proteinlm.data.sources.files import Block, SourceFile
+from proteinlm.data.sources.spill import bucket_folder, columns, packed
+from proteinlm.data.sources.uniprot import Record, parse
 from proteinlm.errors import InputError
 
 ACCOUNTS = "accounts"

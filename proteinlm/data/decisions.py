@@ -8,10 +8,10 @@ from rich.progress import Progress
 
 from proteinlm.data import split_identity
 from proteinlm.data.assignments import assigned_folder
-from proteinlm.data.locations import Location
 from proteinlm.data.mmseqs import find_mmseqs
 from proteinlm.data.processes import Submit
 from proteinlm.data.published import UNMATCHED, Unmatched, refuse_no_manifest, take_over, write_unmatched
+from proteinlm.data.sources.locations import Location
 from proteinlm.data.splits import SplitsConfig
 from proteinlm.errors import InputError
 

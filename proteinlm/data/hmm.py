@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from proteinlm.data.locations import expand
 from proteinlm.data.pfam import FAMILY, united
-from proteinlm.data.sources import SourceFile
-from proteinlm.data.spill import distinct, read_bucket, sequences_of
+from proteinlm.data.sources.files import SourceFile
+from proteinlm.data.sources.locations import expand
+from proteinlm.data.sources.spill import distinct, read_bucket, sequences_of
 from proteinlm.errors import InputError
 from proteinlm.output.files import whole_file
 

@@ -9,15 +9,15 @@ from typing import Any
 
 from rich.console import Console
 
-from proteinlm.data import releases
 from proteinlm.data.ingest_config import IngestConfig
 from proteinlm.data.local_engine import MARKER, LocalEngine
-from proteinlm.data.locations import Location, expand
 from proteinlm.data.marker import anything_finished
 from proteinlm.data.mmseqs import find_mmseqs
 from proteinlm.data.pfam import PAPER_HELD_OUT_FAMILIES, check_families, read_held_out
 from proteinlm.data.published import refuse_no_manifest
-from proteinlm.data.sources import open_sources
+from proteinlm.data.sources import releases
+from proteinlm.data.sources.files import open_sources
+from proteinlm.data.sources.locations import Location, expand
 from proteinlm.data.splits import SplitsConfig
 from proteinlm.data.summary import Summary
 from proteinlm.errors import InputError

@@ -29,12 +29,12 @@ from proteinlm.data.hmm import Searched, read_profiles
 from proteinlm.data.ingest_config import IngestConfig
 from proteinlm.data.intake import Intake
 from proteinlm.data.local_engine import MARKER, LocalEngine
-from proteinlm.data.locations import is_remote
 from proteinlm.data.marker import anything_finished
 from proteinlm.data.pfam import SHOWN
 from proteinlm.data.pfam_counts import TableCounts, TableFile
 from proteinlm.data.pfam_join import hashes_of, num_partitions, open_tables
-from proteinlm.data.sources import SourceFile
+from proteinlm.data.sources.files import SourceFile
+from proteinlm.data.sources.locations import is_remote
 from proteinlm.data.summary import Summary
 from proteinlm.errors import InputError
 from proteinlm.output.folders import DATASET

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from proteinlm.data.sources import BLOCK_BYTES
+from proteinlm.data.sources.files import BLOCK_BYTES
 from proteinlm.data.splits import SplitsConfig
 from proteinlm.errors import InputError
 

@@ -35,8 +35,8 @@ from proteinlm.data.pfam import SHOWN
 from proteinlm.data.pfam_run import FAMILY_REJECTS, FamilySources
 from proteinlm.data.processes import Submit, pool, wait_for_processes
 from proteinlm.data.shard_plan import Shard, plan_files
-from proteinlm.data.sources import Block, SourceFile
-from proteinlm.data.spill import bucket_folder, drop_bucket
+from proteinlm.data.sources.files import Block, SourceFile
+from proteinlm.data.sources.spill import bucket_folder, drop_bucket
 from proteinlm.data.splits import SPLITS
 from proteinlm.data.summary import Summary
 from proteinlm.errors import InputError

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable
 
-from proteinlm.data.sources import SourceFile
+from proteinlm.data.sources.files import SourceFile
 from proteinlm.errors import InputError
 
 PAPER_HELD_OUT_FAMILIES = (

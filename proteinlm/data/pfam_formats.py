@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from proteinlm.data.names import all_printed, printed
 from proteinlm.data.pfam import FAMILY
-from proteinlm.data.sources import SourceFile
+from proteinlm.data.sources.files import SourceFile
+from proteinlm.data.sources.names import all_printed, printed
 from proteinlm.errors import InputError
 
 TABLE_BLOCK_BYTES = 4 << 20

@@ -10,12 +10,12 @@ from typing import Any
 from rich.progress import Progress
 
 from proteinlm.data.hmm import ProfileFile, Searched, read_profiles, search_buckets
-from proteinlm.data.locations import Location, expand
 from proteinlm.data.pfam import SHOWN
 from proteinlm.data.pfam_counts import BadRow, TableFile
 from proteinlm.data.pfam_join import join_tables
 from proteinlm.data.pfam_table import FamilyTables, Mismatch
 from proteinlm.data.processes import Submit
+from proteinlm.data.sources.locations import Location, expand
 
 FAMILY_REJECTS = "families_rejects.tsv"
 """Proteins of which a table knows another version; the file is there if there are any."""

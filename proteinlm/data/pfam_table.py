@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from proteinlm.data.crc64 import crc64
 from proteinlm.data.pfam import SHOWN, united
 from proteinlm.data.pfam_counts import TableFile
 from proteinlm.data.pfam_join import COLUMNS, INDEX, USED, hashes_of, join_tables, key, partition_edges
-from proteinlm.data.uniprot import Record
+from proteinlm.data.sources.crc64 import crc64
+from proteinlm.data.sources.uniprot import Record
 
 DR_LINES = "DR lines"
 

@@ -19,8 +19,8 @@ from proteinlm.data.datasheet import draw_figures
 from proteinlm.data.pfam_counts import TableResult
 from proteinlm.data.pfam_join import INDEX, SortTask, TableTask, sort_partition, spill_rows
 from proteinlm.data.pfam_table import FamilyTables
-from proteinlm.data.sources import Block
-from proteinlm.data.spill import cut_bucket
+from proteinlm.data.sources.files import Block
+from proteinlm.data.sources.spill import cut_bucket
 from proteinlm.data.splits import SplitsConfig
 
 _LOCK = "processes.lock"

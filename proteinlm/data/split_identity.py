@@ -37,7 +37,7 @@ import numpy as np
 
 from proteinlm.data.assignments import assign
 from proteinlm.data.mmseqs import COVERAGE, SHORTEST, UNGAPPED, Hits, Mmseqs
-from proteinlm.data.spill import numbers
+from proteinlm.data.sources.spill import numbers
 from proteinlm.data.splits import NEAR, OOD, SPLITS, TRAIN, SplitsConfig, digest, split_codes
 
 NONE = -1

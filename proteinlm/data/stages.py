@@ -32,11 +32,11 @@ from proteinlm.data.dataset import MANIFEST, MANIFEST_SCHEMA, RECORD_OPTIONS, en
 from proteinlm.data.hmm import add_found
 from proteinlm.data.pfam_table import FamilyTables, Mismatch, own_families
 from proteinlm.data.shard_plan import Shard
-from proteinlm.data.sources import Block
-from proteinlm.data.spill import NO_TAXON, Columns, columns, distinct, numbers, read_bucket, sequences_of, spill
+from proteinlm.data.sources.files import Block
+from proteinlm.data.sources.spill import NO_TAXON, Columns, columns, distinct, numbers, read_bucket, sequences_of, spill
+from proteinlm.data.sources.uniprot import Reject, parse
 from proteinlm.data.splits import LISTED, NEAR, SPLITS, SplitsConfig, merge, split_codes
 from proteinlm.data.statistics import SplitStatistics, count_residues
-from proteinlm.data.uniprot import Reject, parse
 
 _ROW_GROUP = 1 << 17
 _RESULT = "result.json"

@@ -10,9 +10,9 @@ from profiles import profile, written
 from proteinlm.data import hmm
 from proteinlm.data.hmm import Piece, Searched, add_found, choose, pieces, read_profiles, search, search_buckets
 from proteinlm.data.ingest import SAMPLE
-from proteinlm.data.spill import bucket_folder, columns, spill
+from proteinlm.data.sources.spill import bucket_folder, columns, spill
+from proteinlm.data.sources.uniprot import Record, read_records
 from proteinlm.data.splits import digest
-from proteinlm.data.uniprot import Record, read_records
 from proteinlm.errors import InputError
 
 pyhmmer = pytest.importorskip("pyhmmer", reason="needs the extra `pfam`")

@@ -16,13 +16,13 @@ import tensorflow_datasets as tfds
 from rich.console import Console
 
 from proteinlm.data import stages
-from proteinlm.data.crc64 import crc64
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
 from proteinlm.data.intake import Intake
 from proteinlm.data.shard_plan import plan_shards
+from proteinlm.data.sources.crc64 import crc64
+from proteinlm.data.sources.uniprot import read_records
 from proteinlm.data.splits import SPLITS, SplitsConfig
-from proteinlm.data.uniprot import read_records
 from proteinlm.errors import InputError
 
 HELD = SplitsConfig(0.1, 0.2, ("PF00001",))

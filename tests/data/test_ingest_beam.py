@@ -17,12 +17,12 @@ from profiles import profile, written
 from rich.console import Console
 
 from proteinlm.data import stages
-from proteinlm.data.crc64 import crc64
 from proteinlm.data.dataset import MANIFEST, PROVENANCE, REJECTS, ProteinDataset
 from proteinlm.data.ingest import ingest
 from proteinlm.data.ingest_config import IngestConfig
 from proteinlm.data.ingest_options import parse_ingest
 from proteinlm.data.pfam_run import FAMILY_REJECTS
+from proteinlm.data.sources.crc64 import crc64
 from proteinlm.data.splits import SPLITS, SplitsConfig
 from proteinlm.errors import InputError
 
@@ -269,8 +269,8 @@ class TestNothingIsHalfThere:
 @needs_beam
 def test_a_step_done_twice_changes_nothing(few, tmp_path):
     from proteinlm.data.beam_steps import NOTES, Job, PlanFiles, Reduce, WriteFile
-    from proteinlm.data.spill import columns, packed
-    from proteinlm.data.uniprot import read_records
+    from proteinlm.data.sources.spill import columns, packed
+    from proteinlm.data.sources.uniprot import read_records
 
     work, folder = tmp_path / "work", tmp_path / "folder"
     folder.mkdir()
@@ -296,7 +296,7 @@ def test_a_step_done_twice_changes_nothing(few, tmp_path):
 def test_accounts_do_not_depend_on_the_order_of_what_arrives(tmp_path):
     from proteinlm.data.beam_steps import ACCOUNTS, NOTES, Account, Job
     from proteinlm.data.pfam_table import Mismatch
-    from proteinlm.data.uniprot import Reject
+    from proteinlm.data.sources.uniprot import Reject
 
     for kind in NOTES:
         (tmp_path / kind).mkdir()

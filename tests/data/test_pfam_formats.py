@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proteinlm.data.pfam_formats import form_of, parse_rows, table_blocks
-from proteinlm.data.sources import SourceFile
+from proteinlm.data.sources.files import SourceFile
 from proteinlm.errors import InputError
 
 HEADER = "uniprot_acc\tseq_version\tcrc64\tmd5\tpfamA_acc\tseq_start\tseq_end\n"

@@ -88,7 +88,7 @@ MEASURED = textwrap.dedent("""
     import resource, sys
     from pathlib import Path
     from proteinlm.data import pfam_formats, pfam_join, pfam_table
-    from proteinlm.data.uniprot import Record
+    from proteinlm.data.sources.uniprot import Record
     pfam_table.RESIDENT_BYTES = 1 << 20
     rows, folder = int(sys.argv[1]), Path(sys.argv[2])
     with open(folder / "table", "w") as handle:

@@ -6,12 +6,12 @@ import json
 import pytest
 from profiles import profile, written
 
-from proteinlm.data.crc64 import crc64
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
 from proteinlm.data.pfam_run import FAMILY_REJECTS
+from proteinlm.data.sources.crc64 import crc64
+from proteinlm.data.sources.uniprot import read_records
 from proteinlm.data.splits import SplitsConfig
-from proteinlm.data.uniprot import read_records
 
 HELD = SplitsConfig(0.1, 0.2, ("PF00014",))
 

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proteinlm.data import pfam_join, pfam_table
-from proteinlm.data.crc64 import crc64
 from proteinlm.data.pfam_join import join_tables
 from proteinlm.data.pfam_table import DR_LINES, FamilyTables, family_tables
-from proteinlm.data.uniprot import Record, read_records
+from proteinlm.data.sources.crc64 import crc64
+from proteinlm.data.sources.uniprot import Record, read_records
 from proteinlm.errors import InputError
 
 

@@ -19,7 +19,7 @@ from profiles import profile, written
 
 from proteinlm.data import hmm, local_engine, marker, stages
 from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
-from proteinlm.data.locations import Location
+from proteinlm.data.sources.locations import Location
 from proteinlm.data.splits import SplitsConfig
 from proteinlm.errors import InputError
 
@@ -78,7 +78,7 @@ POOLED = textwrap.dedent("""
 
 
 def halves_of_the_sample(place):
-    from proteinlm.data.uniprot import read_records
+    from proteinlm.data.sources.uniprot import read_records
 
     records = list(read_records(SAMPLE / "proteins.fasta.gz"))
     for name, part in (("a.fasta", records[:2000]), ("b.fasta", records[2000:])):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proteinlm.data.spill import NO_TAXON
+from proteinlm.data.sources.spill import NO_TAXON
+from proteinlm.data.sources.uniprot import Record
 from proteinlm.data.splits import (
     SPLITS,
     SplitsConfig,
@@ -16,7 +17,6 @@ from proteinlm.data.splits import (
     split_codes,
     split_of,
 )
-from proteinlm.data.uniprot import Record
 from proteinlm.errors import InputError
 
 CONFIG = SplitsConfig(valid=0.1, test=0.2, held_out=("PF00001",))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from proteinlm import alphabet
+from proteinlm.data.sources.uniprot import read_records
 from proteinlm.data.statistics import (
     EmpiricalBaseline,
     SplitStatistics,
@@ -21,7 +22,6 @@ from proteinlm.data.statistics import (
     table,
     table_1,
 )
-from proteinlm.data.uniprot import read_records
 
 MMSEQS2 = Path("/usr/share/doc/mmseqs2/example-data")
 

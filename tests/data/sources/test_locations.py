@@ -7,7 +7,7 @@ import fsspec
 import pytest
 from release_server import archive
 
-from proteinlm.data.locations import Location, expand, is_remote, member_of
+from proteinlm.data.sources.locations import Location, expand, is_remote, member_of
 from proteinlm.errors import InputError
 
 TEXT = b">a\nMKV\n"

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from proteinlm import alphabet
-from proteinlm.data.crc64 import crc64
-from proteinlm.data.names import printed
-from proteinlm.data.sources import Block, SourceFile
+from proteinlm.data.sources.crc64 import crc64
+from proteinlm.data.sources.files import Block, SourceFile
+from proteinlm.data.sources.names import printed
 from proteinlm.errors import InputError
 
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from proteinlm.data.compression import decompressed
-from proteinlm.data.locations import Location, expand, member_of
+from proteinlm.data.sources.compression import decompressed
+from proteinlm.data.sources.locations import Location, expand, member_of
 from proteinlm.errors import InputError
 
 BLOCK_BYTES = 4 << 20

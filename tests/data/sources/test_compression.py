@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proteinlm.data import compression
-from proteinlm.data.compression import decompressed, zstd
+from proteinlm.data.sources import compression
+from proteinlm.data.sources.compression import decompressed, zstd
 from proteinlm.errors import InputError
 
 TEXT = b"".join(b">P%05d\nACDEFGHIKL\nMNPQRSTVWY\n" % i for i in range(500))

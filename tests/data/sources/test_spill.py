@@ -2,8 +2,8 @@
 
 import pytest
 
-from proteinlm.data.spill import bucket_folder, columns, cut_bucket, drop_bucket, read_bucket, spill
-from proteinlm.data.uniprot import Record
+from proteinlm.data.sources.spill import bucket_folder, columns, cut_bucket, drop_bucket, read_bucket, spill
+from proteinlm.data.sources.uniprot import Record
 
 
 @pytest.fixture

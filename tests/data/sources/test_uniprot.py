@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proteinlm import alphabet
-from proteinlm.data.crc64 import crc64
-from proteinlm.data.sources import Block, SourceFile
-from proteinlm.data.uniprot import (
+from proteinlm.data.sources.crc64 import crc64
+from proteinlm.data.sources.files import Block, SourceFile
+from proteinlm.data.sources.uniprot import (
     CHECKSUM,
     LENGTH,
     LETTER,

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proteinlm.data.names import all_printed, printed
+from proteinlm.data.sources.names import all_printed, printed
 
 
 @given(st.binary(max_size=20))

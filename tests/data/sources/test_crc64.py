@@ -3,7 +3,7 @@ from Bio.SeqUtils.CheckSum import crc64 as biopython
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proteinlm.data.crc64 import crc64
+from proteinlm.data.sources.crc64 import crc64
 
 
 def test_the_number_in_uniprots_documentation():

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from release_server import archive
 
-from proteinlm.data import sources
-from proteinlm.data.compression import zstd
-from proteinlm.data.sources import SourceFile, open_sources
+from proteinlm.data.sources import files as sources
+from proteinlm.data.sources.compression import zstd
+from proteinlm.data.sources.files import SourceFile, open_sources
 from proteinlm.errors import InputError
 
 FASTA = b"".join(b">P%05d\nACDEFGHIKL\nMNPQRSTVWY\n" % i for i in range(200))

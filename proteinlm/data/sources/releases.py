@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from proteinlm.data.download import check, download, read_list
+from proteinlm.data.sources.download import check, download, read_list
 from proteinlm.errors import InputError
 from proteinlm.output.folders import partial_folder
 

@@ -4,8 +4,8 @@ import shutil
 import pytest
 from release_server import md5, serving
 
-from proteinlm.data import download as module
-from proteinlm.data.download import check, download, read_list
+from proteinlm.data.sources import download as module
+from proteinlm.data.sources.download import check, download, read_list
 from proteinlm.errors import InputError
 
 # More than some pieces of a download, and no byte like its neighbours.

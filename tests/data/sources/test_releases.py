@@ -5,11 +5,12 @@ import pytest
 from release_server import archive, md5, metalink, serving
 
 from proteinlm.cli import main
-from proteinlm.data import download, ingest_options, releases
+from proteinlm.data import ingest_options
 from proteinlm.data.dataset import ProteinDataset
-from proteinlm.data.releases import fetch_release, find_release, provenance
-from proteinlm.data.sources import SourceFile
-from proteinlm.data.uniprot import read_records
+from proteinlm.data.sources import download, releases
+from proteinlm.data.sources.files import SourceFile
+from proteinlm.data.sources.releases import fetch_release, find_release, provenance
+from proteinlm.data.sources.uniprot import read_records
 from proteinlm.errors import InputError
 
 CURRENT = "/current_release/knowledgebase/complete"

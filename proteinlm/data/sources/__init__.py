@@ -1,0 +1,1 @@
+"""From files of sequences to records: locations, compression, FASTA and UniProtKB flat files, releases."""
