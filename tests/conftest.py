@@ -33,7 +33,7 @@ def shared_data() -> Path:
 
 def sample_records():
     """The packaged proteins as (accession, sequence, families) in file order."""
-    from proteinlm.data.pfam_table import family_tables
+    from proteinlm.data.families.table_lookup import family_tables
     from proteinlm.data.sources.uniprot import read_records
 
     sample = Path(__file__).parents[1] / "proteinlm" / "data" / "sample"
@@ -63,7 +63,7 @@ def write_ingested(folder: Path, records, **splits) -> Path:
 @pytest.fixture(scope="session")
 def sample_fasta(tmp_path_factory) -> tuple[Path, Path]:
     """Some hundreds of real proteins as FASTA, and their families as a table; held-out ones and P00974 among them."""
-    from proteinlm.data.pfam import PAPER_HELD_OUT_FAMILIES
+    from proteinlm.data.families.ids import PAPER_HELD_OUT_FAMILIES
 
     records = sample_records()
     held_out = [r for r in records if not set(r[2].split(";")).isdisjoint(PAPER_HELD_OUT_FAMILIES)]

@@ -26,13 +26,14 @@ import numpy as np
 from apache_beam.metrics.metric import Metrics  # pyright: ignore[reportMissingImports]
 from apache_beam.pvalue import TaggedOutput  # pyright: ignore[reportMissingImports]
 
-from proteinlm.data import hmm, stages
+from proteinlm.data import stages
 from proteinlm.data.dataset import MANIFEST
+from proteinlm.data.families import profile_search
+from proteinlm.data.families.table_counts import TableCounts, TableFile, TableResult
+from proteinlm.data.families.table_formats import TableBlock, parse_rows, table_blocks
+from proteinlm.data.families.table_join import hashes_of, join_packed, key, packed_rows, partition_edges
+from proteinlm.data.families.table_lookup import FamilyTables, own_families
 from proteinlm.data.ingest_config import IngestConfig
-from proteinlm.data.pfam_counts import TableCounts, TableFile, TableResult
-from proteinlm.data.pfam_formats import TableBlock, parse_rows, table_blocks
-from proteinlm.data.pfam_join import hashes_of, join_packed, key, packed_rows, partition_edges
-from proteinlm.data.pfam_table import FamilyTables, own_families
 from proteinlm.data.shard_plan import plan_files
 from proteinlm.data.sources.files import Block, SourceFile
 from proteinlm.data.sources.spill import bucket_folder, columns, packed
@@ -271,9 +272,9 @@ class Reduce(_Step):
 
     def _search(self, bucket: int, own: Path) -> None:
         (own / "profiles").symlink_to(self.job.work / "profiles")
-        chosen = hmm.choose(bucket, own, self.job.config.search_all)
-        found = sum(hmm.search_piece(piece, own) for piece in hmm.pieces(chosen))
-        searched = hmm.Searched(chosen.number, found, chosen.too_long)
+        chosen = profile_search.choose(bucket, own, self.job.config.search_all)
+        found = sum(profile_search.search_piece(piece, own) for piece in profile_search.pieces(chosen))
+        searched = profile_search.Searched(chosen.number, found, chosen.too_long)
         note(self.job, "searched", f"{bucket}", json.dumps(asdict(searched)).encode())
 
 

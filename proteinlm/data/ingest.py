@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.console import Console
 
+from proteinlm.data.families.ids import PAPER_HELD_OUT_FAMILIES, check_families, read_held_out
 from proteinlm.data.ingest_config import IngestConfig
 from proteinlm.data.local_engine import MARKER, LocalEngine
 from proteinlm.data.marker import anything_finished
 from proteinlm.data.mmseqs import find_mmseqs
-from proteinlm.data.pfam import PAPER_HELD_OUT_FAMILIES, check_families, read_held_out
 from proteinlm.data.published import refuse_no_manifest
 from proteinlm.data.sources import releases
 from proteinlm.data.sources.files import open_sources

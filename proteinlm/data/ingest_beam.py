@@ -25,14 +25,14 @@ from rich.console import Console
 
 from proteinlm.data import beam_steps as steps
 from proteinlm.data.datasheet import draw_figures
-from proteinlm.data.hmm import Searched, read_profiles
+from proteinlm.data.families.ids import SHOWN
+from proteinlm.data.families.profile_search import Searched, read_profiles
+from proteinlm.data.families.table_counts import TableCounts, TableFile
+from proteinlm.data.families.table_join import hashes_of, num_partitions, open_tables
 from proteinlm.data.ingest_config import IngestConfig
 from proteinlm.data.intake import Intake
 from proteinlm.data.local_engine import MARKER, LocalEngine
 from proteinlm.data.marker import anything_finished
-from proteinlm.data.pfam import SHOWN
-from proteinlm.data.pfam_counts import TableCounts, TableFile
-from proteinlm.data.pfam_join import hashes_of, num_partitions, open_tables
 from proteinlm.data.sources.files import SourceFile
 from proteinlm.data.sources.locations import is_remote
 from proteinlm.data.summary import Summary

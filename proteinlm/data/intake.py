@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from proteinlm.data.dataset import REJECTS
-from proteinlm.data.pfam import SHOWN
+from proteinlm.data.families.ids import SHOWN
 from proteinlm.data.pfam_run import FamilySources
 from proteinlm.data.stages import MapResult
 from proteinlm.errors import InputError

@@ -26,12 +26,12 @@ from proteinlm.data.dataset import (
 )
 from proteinlm.data.datasheet import write_datasheet
 from proteinlm.data.decisions import Decisions
-from proteinlm.data.hmm import Searched
+from proteinlm.data.families.ids import SHOWN
+from proteinlm.data.families.profile_search import Searched
 from proteinlm.data.ingest_config import IngestConfig
 from proteinlm.data.intake import Intake
 from proteinlm.data.marker import Marker
 from proteinlm.data.mmseqs import SHORTEST
-from proteinlm.data.pfam import SHOWN
 from proteinlm.data.pfam_run import FAMILY_REJECTS, FamilySources
 from proteinlm.data.processes import Submit, pool, wait_for_processes
 from proteinlm.data.shard_plan import Shard, plan_files

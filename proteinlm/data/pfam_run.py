@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.progress import Progress
 
-from proteinlm.data.hmm import ProfileFile, Searched, read_profiles, search_buckets
-from proteinlm.data.pfam import SHOWN
-from proteinlm.data.pfam_counts import BadRow, TableFile
-from proteinlm.data.pfam_join import join_tables
-from proteinlm.data.pfam_table import FamilyTables, Mismatch
+from proteinlm.data.families.ids import SHOWN
+from proteinlm.data.families.profile_search import ProfileFile, Searched, read_profiles, search_buckets
+from proteinlm.data.families.table_counts import BadRow, TableFile
+from proteinlm.data.families.table_join import join_tables
+from proteinlm.data.families.table_lookup import FamilyTables, Mismatch
 from proteinlm.data.processes import Submit
 from proteinlm.data.sources.locations import Location, expand
 

@@ -14,11 +14,12 @@ from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any
 
-from proteinlm.data import hmm, stages
+from proteinlm.data import stages
 from proteinlm.data.datasheet import draw_figures
-from proteinlm.data.pfam_counts import TableResult
-from proteinlm.data.pfam_join import INDEX, SortTask, TableTask, sort_partition, spill_rows
-from proteinlm.data.pfam_table import FamilyTables
+from proteinlm.data.families import profile_search
+from proteinlm.data.families.table_counts import TableResult
+from proteinlm.data.families.table_join import INDEX, SortTask, TableTask, sort_partition, spill_rows
+from proteinlm.data.families.table_lookup import FamilyTables
 from proteinlm.data.sources.files import Block
 from proteinlm.data.sources.spill import cut_bucket
 from proteinlm.data.splits import SplitsConfig
@@ -65,14 +66,14 @@ class Worker:
         source, block = task
         return stages.map_block(block, self.work, self.num_buckets, self.tables, str(os.getpid()), source)
 
-    def choose(self, task: tuple[int, bool]) -> hmm.Chosen:
+    def choose(self, task: tuple[int, bool]) -> profile_search.Chosen:
         """Choose what is searched in a bucket."""
         bucket, everything = task
-        return hmm.choose(bucket, self.work, everything)
+        return profile_search.choose(bucket, self.work, everything)
 
-    def search(self, piece: hmm.Piece) -> int:
+    def search(self, piece: profile_search.Piece) -> int:
         """Search a piece of what was chosen."""
-        return hmm.search_piece(piece, self.work)
+        return profile_search.search_piece(piece, self.work)
 
     def sequences(self, bucket: int) -> None:
         """Write the distinct sequences of a bucket for splits by identity."""

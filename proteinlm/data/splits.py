@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from proteinlm.data.pfam import PAPER_HELD_OUT_FAMILIES, check_families, united
+from proteinlm.data.families.ids import PAPER_HELD_OUT_FAMILIES, check_families, united
 from proteinlm.errors import InputError
 
 SPLITS = ("train", "valid", "test", "ood")

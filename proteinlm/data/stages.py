@@ -29,8 +29,8 @@ from array_record.python import array_record_module  # pyright: ignore[reportAtt
 from proteinlm.data import split_identity
 from proteinlm.data.assignments import UNLISTED, look_up, save_unmatched
 from proteinlm.data.dataset import MANIFEST, MANIFEST_SCHEMA, RECORD_OPTIONS, encode_example, shard_name
-from proteinlm.data.hmm import add_found
-from proteinlm.data.pfam_table import FamilyTables, Mismatch, own_families
+from proteinlm.data.families.profile_search import add_found
+from proteinlm.data.families.table_lookup import FamilyTables, Mismatch, own_families
 from proteinlm.data.shard_plan import Shard
 from proteinlm.data.sources.files import Block
 from proteinlm.data.sources.spill import NO_TAXON, Columns, columns, distinct, numbers, read_bucket, sequences_of, spill

@@ -295,7 +295,7 @@ def test_a_step_done_twice_changes_nothing(few, tmp_path):
 @needs_beam
 def test_accounts_do_not_depend_on_the_order_of_what_arrives(tmp_path):
     from proteinlm.data.beam_steps import ACCOUNTS, NOTES, Account, Job
-    from proteinlm.data.pfam_table import Mismatch
+    from proteinlm.data.families.table_lookup import Mismatch
     from proteinlm.data.sources.uniprot import Reject
 
     for kind in NOTES:

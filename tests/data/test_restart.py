@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from profiles import profile, written
 
-from proteinlm.data import hmm, local_engine, marker, stages
+from proteinlm.data import local_engine, marker, stages
+from proteinlm.data.families import profile_search
 from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
 from proteinlm.data.sources.locations import Location
 from proteinlm.data.splits import SplitsConfig
@@ -137,7 +138,7 @@ def test_pieces_that_were_searched_are_not_searched_again(tmp_path, stopped, mon
     again(tmp_path, profiles=profiles)
     (tmp_path / "out").rename(tmp_path / "whole")
     calls = []
-    search = hmm.search
+    search = profile_search.search
 
     def counted(*arguments):
         calls.append(arguments)
@@ -145,7 +146,7 @@ def test_pieces_that_were_searched_are_not_searched_again(tmp_path, stopped, mon
             raise Stop
         return search(*arguments)
 
-    monkeypatch.setattr(hmm, "search", counted)
+    monkeypatch.setattr(profile_search, "search", counted)
     with monkeypatch.context() as patch:
         patch.setattr("proteinlm.data.ingest._may_pass", lambda error: True)
         with pytest.raises(Stop):

@@ -18,10 +18,10 @@ from proteinlm.cli import main
 from proteinlm.data import marker, split_identity, stages
 from proteinlm.data.assignments import look_up
 from proteinlm.data.dataset import ProteinDataset
+from proteinlm.data.families.ids import PAPER_HELD_OUT_FAMILIES
 from proteinlm.data.ingest import ingest
 from proteinlm.data.ingest_config import IngestConfig
 from proteinlm.data.mmseqs import COVERAGE, Mmseqs
-from proteinlm.data.pfam import PAPER_HELD_OUT_FAMILIES
 from proteinlm.data.sources.spill import bucket_codes, numbers
 from proteinlm.data.split_identity import NONE, cluster_splits, decide, identity_folder, is_near, write_sequences
 from proteinlm.data.splits import LISTED, NEAR, OOD, TRAIN, SplitsConfig, digest, split_of

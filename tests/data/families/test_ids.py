@@ -1,6 +1,6 @@
 import pytest
 
-from proteinlm.data.pfam import PAPER_HELD_OUT_FAMILIES, check_families, read_held_out
+from proteinlm.data.families.ids import PAPER_HELD_OUT_FAMILIES, check_families, read_held_out
 from proteinlm.errors import InputError
 
 

@@ -7,8 +7,17 @@ import numpy as np
 import pytest
 from profiles import profile, written
 
-from proteinlm.data import hmm
-from proteinlm.data.hmm import Piece, Searched, add_found, choose, pieces, read_profiles, search, search_buckets
+from proteinlm.data.families import profile_search
+from proteinlm.data.families.profile_search import (
+    Piece,
+    Searched,
+    add_found,
+    choose,
+    pieces,
+    read_profiles,
+    search,
+    search_buckets,
+)
 from proteinlm.data.ingest import SAMPLE
 from proteinlm.data.sources.spill import bucket_folder, columns, spill
 from proteinlm.data.sources.uniprot import Record, read_records
@@ -58,7 +67,7 @@ def run(work, everything=False):
     def submit(method, tasks, keyed=False):
         for task in tasks:
             load = task[1] if keyed else task
-            result = choose(load[0], work, load[1]) if method == "choose" else hmm.search_piece(load, work)
+            result = choose(load[0], work, load[1]) if method == "choose" else profile_search.search_piece(load, work)
             yield (task[0], result) if keyed else result
 
     return search_buckets(1, everything, submit)
@@ -108,7 +117,7 @@ def test_what_is_found_depends_on_the_sequence_alone(sample, kunitz, tmp_path, m
     assert KUNITZ.encode() in whole
     assert search(files, sequences[::-1]) == whole[::-1]
     assert [search(files, [one])[0] for one in sequences] == whole
-    monkeypatch.setattr(hmm, "_HELD_BYTES", 0)
+    monkeypatch.setattr(profile_search, "_HELD_BYTES", 0)
     assert search(files, sequences) == whole
     assert search(files, []) == []
 
@@ -130,7 +139,9 @@ def test_several_profiles_and_letters_that_are_no_residues(sample, tmp_path):
 def test_each_distinct_sequence_without_a_family_is_searched_once(sample, kunitz, tmp_path, monkeypatch):
     bpti = next(r for r in sample if r.accession == "P00974").sequence
     asked = []
-    monkeypatch.setattr(hmm, "search", lambda files, sequences: asked.extend(sequences) or [b""] * len(sequences))
+    monkeypatch.setattr(
+        profile_search, "search", lambda files, sequences: asked.extend(sequences) or [b""] * len(sequences)
+    )
     records = [record("A", bpti), record("B", bpti), record("C", b"MKV"), record("D", b"MKV", ["PF00009"])]
     spilled(tmp_path, records)
     read_profiles([str(kunitz)], tmp_path)
@@ -143,7 +154,7 @@ def test_what_was_found_is_added_and_not_searched_again(sample, kunitz, tmp_path
     records = [record("A", bpti, ["PF00009"]), record("B", b"MKV"), *(r._replace(families=()) for r in sample[:40])]
     spilled(tmp_path, records)
     read_profiles([str(kunitz)], tmp_path)
-    monkeypatch.setattr(hmm, "PIECE_RESIDUES", 2000)
+    monkeypatch.setattr(profile_search, "PIECE_RESIDUES", 2000)
     first = run(tmp_path, everything=True)
     assert (first.searched, first.too_long) == (len({r.sequence for r in records}), 0)
     digests = np.frombuffer(b"".join(map(digest, (bpti, b"MKV"))), np.uint8).reshape(-1, 16)
@@ -151,7 +162,7 @@ def test_what_was_found_is_added_and_not_searched_again(sample, kunitz, tmp_path
     add_found(tmp_path, 0, digests, families)
     assert families == [b"PF00009;PF00014", b""]
     # After a kill, all that is there is taken as it is.
-    monkeypatch.setattr(hmm, "search", None)
+    monkeypatch.setattr(profile_search, "search", None)
     assert run(tmp_path, everything=True) == first
 
 
@@ -165,23 +176,23 @@ def test_an_empty_bucket_and_one_whose_sequences_are_too_long(kunitz, tmp_path, 
     bucket_folder(tmp_path, 0).mkdir(parents=True)
     read_profiles([str(kunitz)], tmp_path)
     assert run(tmp_path) == Searched(0, 0, 0)
-    monkeypatch.setattr(hmm, "LONGEST", 50)
+    monkeypatch.setattr(profile_search, "LONGEST", 50)
     spilled(tmp_path / "other", [record("A", b"M" * 51), record("B", b"M" * 50)])
     assert choose(0, tmp_path / "other", False) == (0, 1, 50, 1)
 
 
 def test_hmmers_limit(kunitz, tmp_path):
     files = unpacked(kunitz, tmp_path)
-    assert search(files, [b"M" * hmm.LONGEST]) == [b""]
+    assert search(files, [b"M" * profile_search.LONGEST]) == [b""]
     with pytest.raises(ValueError, match="length"):
-        search(files, [b"M" * (hmm.LONGEST + 1)])
+        search(files, [b"M" * (profile_search.LONGEST + 1)])
 
 
 def test_pieces_are_equal_and_hold_everything():
-    chosen = hmm.Chosen(3, 10, 3 * hmm.PIECE_RESIDUES - 1, 0)
+    chosen = profile_search.Chosen(3, 10, 3 * profile_search.PIECE_RESIDUES - 1, 0)
     assert list(pieces(chosen)) == [Piece(3, 0, 3), Piece(3, 3, 6), Piece(3, 6, 10)]
-    assert list(pieces(hmm.Chosen(3, 0, 0, 0))) == []
-    assert list(pieces(hmm.Chosen(3, 1, 5 * hmm.PIECE_RESIDUES, 0))) == [Piece(3, 0, 1)]
+    assert list(pieces(profile_search.Chosen(3, 0, 0, 0))) == []
+    assert list(pieces(profile_search.Chosen(3, 1, 5 * profile_search.PIECE_RESIDUES, 0))) == [Piece(3, 0, 1)]
 
 
 class TestRefusals:

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proteinlm.data import pfam_join, pfam_table
-from proteinlm.data.pfam_join import join_tables
-from proteinlm.data.pfam_table import DR_LINES, FamilyTables, family_tables
+from proteinlm.data.families import table_join, table_lookup
+from proteinlm.data.families.table_join import join_tables
+from proteinlm.data.families.table_lookup import DR_LINES, FamilyTables, family_tables
 from proteinlm.data.sources.crc64 import crc64
 from proteinlm.data.sources.uniprot import Record, read_records
 from proteinlm.errors import InputError
@@ -153,7 +153,7 @@ def test_as_a_dictionary(tmp_path_factory, resident, expected):
     path = write(folder / "x", "".join(f"{name}\t{ids}\n" for name, ids in texts.items()))
     join_tables([path], folder / "joined", partition_bytes=50)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pfam_table, "RESIDENT_BYTES", resident)
+        patch.setattr(table_lookup, "RESIDENT_BYTES", resident)
         tables = FamilyTables(folder / "joined")
     assert families(tables, *texts, *reversed(texts)) == [*texts.values(), *reversed(texts.values())]
     assert tables.unused() == (0, ())
@@ -165,8 +165,8 @@ def test_accessions_of_one_hash(tmp_path, monkeypatch):
     def bad(keys):
         return np.fromiter((len(key) for key in keys), np.uint32, len(keys))
 
-    monkeypatch.setattr(pfam_join, "hashes_of", bad)
-    monkeypatch.setattr(pfam_table, "hashes_of", bad)
+    monkeypatch.setattr(table_join, "hashes_of", bad)
+    monkeypatch.setattr(table_lookup, "hashes_of", bad)
     tables = opened(tmp_path, "".join(f"P{i}\tPF{i:05d}\n" for i in range(1, 50)))
     assert families(tables, "P7", "P10", "P49", "P50", "P0", "P1", "P") == [
         "PF00007", "PF00010", "PF00049", "", "", "PF00001", "",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from proteinlm.data.pfam import FAMILY
+from proteinlm.data.families.ids import FAMILY
 from proteinlm.data.sources.files import SourceFile
 from proteinlm.data.sources.names import all_printed, printed
 from proteinlm.errors import InputError

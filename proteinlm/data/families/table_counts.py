@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from proteinlm.data.pfam import SHOWN
+from proteinlm.data.families.ids import SHOWN
 from proteinlm.errors import InputError
 
 

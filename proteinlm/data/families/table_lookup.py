@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from proteinlm.data.pfam import SHOWN, united
-from proteinlm.data.pfam_counts import TableFile
-from proteinlm.data.pfam_join import COLUMNS, INDEX, USED, hashes_of, join_tables, key, partition_edges
+from proteinlm.data.families.ids import SHOWN, united
+from proteinlm.data.families.table_counts import TableFile
+from proteinlm.data.families.table_join import COLUMNS, INDEX, USED, hashes_of, join_tables, key, partition_edges
 from proteinlm.data.sources.crc64 import crc64
 from proteinlm.data.sources.uniprot import Record
 

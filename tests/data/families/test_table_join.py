@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
-from proteinlm.data.pfam_join import COLUMNS, INDEX, USED, join_tables, key
-from proteinlm.data.pfam_table import FamilyTables
+from proteinlm.data.families.table_join import COLUMNS, INDEX, USED, join_tables, key
+from proteinlm.data.families.table_lookup import FamilyTables
 from proteinlm.errors import InputError
 
 
@@ -32,9 +32,9 @@ def tables(tmp_path):
 
 def test_number_of_partitions_and_order_of_work_change_nothing(tables, tmp_path):
     def backward(method, tasks, keyed=False):
-        from proteinlm.data import pfam_join
+        from proteinlm.data.families import table_join
 
-        call = {"table": pfam_join.spill_rows, "sort": pfam_join.sort_partition}[method]
+        call = {"table": table_join.spill_rows, "sort": table_join.sort_partition}[method]
         tasks = list(tasks)
         results = {id(task): call(task[1] if keyed else task) for task in reversed(tasks)}
         for task in tasks:

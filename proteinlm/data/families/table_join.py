@@ -22,9 +22,9 @@ from zlib import crc32
 
 import numpy as np
 
-from proteinlm.data.pfam import united
-from proteinlm.data.pfam_counts import TableCounts, TableFile, TableResult
-from proteinlm.data.pfam_formats import Row, TableBlock, parse_rows, table_blocks
+from proteinlm.data.families.ids import united
+from proteinlm.data.families.table_counts import TableCounts, TableFile, TableResult
+from proteinlm.data.families.table_formats import Row, TableBlock, parse_rows, table_blocks
 from proteinlm.data.sources.files import SourceFile
 from proteinlm.data.sources.locations import expand
 from proteinlm.errors import InputError

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from proteinlm.data.pfam import FAMILY, united
+from proteinlm.data.families.ids import FAMILY, united
 from proteinlm.data.sources.files import SourceFile
 from proteinlm.data.sources.locations import expand
 from proteinlm.data.sources.spill import distinct, read_bucket, sequences_of

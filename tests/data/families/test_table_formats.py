@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proteinlm.data.pfam_formats import form_of, parse_rows, table_blocks
+from proteinlm.data.families.table_formats import form_of, parse_rows, table_blocks
 from proteinlm.data.sources.files import SourceFile
 from proteinlm.errors import InputError
 
