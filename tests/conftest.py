@@ -49,7 +49,7 @@ def sample_records():
 def write_ingested(folder: Path, records, **splits) -> Path:
     """Ingest records (accession, sequence, families) into FOLDER/dataset."""
     from proteinlm.data.ingest import IngestConfig, ingest
-    from proteinlm.data.splits import SplitsConfig
+    from proteinlm.data.splits.rules import SplitsConfig
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "in.fasta").write_text("".join(f">{name}\n{letters}\n" for name, letters, _ in records))
@@ -78,7 +78,7 @@ def sample_fasta(tmp_path_factory) -> tuple[Path, Path]:
 def tiny_dataset(tmp_path_factory, sample_fasta) -> Path:
     """A dataset of `sample_fasta` with all four splits."""
     from proteinlm.data.ingest import IngestConfig, ingest
-    from proteinlm.data.splits import SplitsConfig
+    from proteinlm.data.splits.rules import SplitsConfig
 
     folder = tmp_path_factory.mktemp("tiny") / "dataset"
     config = IngestConfig(splits=SplitsConfig(valid=0.1, test=0.1), families=(sample_fasta[1],), workers=1)
@@ -95,7 +95,7 @@ def dataset_without_ood(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def make_dataset(tmp_path_factory):
     """Return a function that makes a dataset whose train split gives exactly so many batches an epoch."""
-    from proteinlm.data.splits import SplitsConfig, digest, split_of
+    from proteinlm.data.splits.rules import SplitsConfig, digest, split_of
 
     made = {}
 

@@ -21,7 +21,7 @@ from proteinlm.data.ingest import IngestConfig, ingest
 from proteinlm.data.local_engine import MARKER
 from proteinlm.data.sources import files as data_sources
 from proteinlm.data.sources import spill
-from proteinlm.data.splits import SplitsConfig
+from proteinlm.data.splits.rules import SplitsConfig
 
 NEVER = 0
 # File operations, enough for one source or some buckets.

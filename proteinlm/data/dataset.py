@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from proteinlm.data.shards import Shards
-from proteinlm.data.splits import SPLITS
+from proteinlm.data.splits.rules import SPLITS
 from proteinlm.data.statistics import SplitStatistics
 from proteinlm.errors import InputError
 from proteinlm.output.files import whole_file

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from proteinlm import alphabet
-from proteinlm.data.mmseqs import SHORTEST
+from proteinlm.data.splits.mmseqs import SHORTEST
 from proteinlm.data.statistics import CONCAT_LENGTH, PUBLISHED, SplitStatistics, family_table, frequencies, table_1
 from proteinlm.output.files import whole_file
 from proteinlm.output.pages import Block, Code, Figure, Heading, Table, Text, html_page, markdown_page

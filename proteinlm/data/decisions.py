@@ -6,13 +6,13 @@ from typing import Any
 
 from rich.progress import Progress
 
-from proteinlm.data import split_identity
-from proteinlm.data.assignments import assigned_folder
-from proteinlm.data.mmseqs import find_mmseqs
 from proteinlm.data.processes import Submit
-from proteinlm.data.published import UNMATCHED, Unmatched, refuse_no_manifest, take_over, write_unmatched
 from proteinlm.data.sources.locations import Location
-from proteinlm.data.splits import SplitsConfig
+from proteinlm.data.splits import by_identity
+from proteinlm.data.splits.assignments import assigned_folder
+from proteinlm.data.splits.from_manifest import UNMATCHED, Unmatched, refuse_no_manifest, take_over, write_unmatched
+from proteinlm.data.splits.mmseqs import find_mmseqs
+from proteinlm.data.splits.rules import SplitsConfig
 from proteinlm.errors import InputError
 
 
@@ -54,7 +54,7 @@ class Decisions:
             InputError: the manifest is none, or MMseqs2 has failed.
         """
         # What a killed ingest has left.
-        for folder in (assigned_folder(self.work), split_identity.identity_folder(self.work), self._reports):
+        for folder in (assigned_folder(self.work), by_identity.identity_folder(self.work), self._reports):
             shutil.rmtree(folder, ignore_errors=True)
         if self.config.manifest is not None:
             self.made = {"manifest": take_over(self.config.manifest, self.work, self.num_buckets).to_json()}
@@ -68,17 +68,17 @@ class Decisions:
 
     def _by_identity(self, submit: Submit, threads: int) -> dict[str, Any]:
         bar = self.progress.add_task("distances", total=None, detail="sequences")
-        split_identity.identity_folder(self.work).mkdir()
+        by_identity.identity_folder(self.work).mkdir()
         for _ in submit("sequences", range(self.num_buckets)):
             pass
 
         def tell(text: str) -> None:
             self.progress.update(bar, detail=f"MMseqs2: {text}")
 
-        found = split_identity.decide(self.work, self.num_buckets, self.config, threads, tell)
+        found = by_identity.decide(self.work, self.num_buckets, self.config, threads, tell)
         self._reports.mkdir()
         # Drawing takes a second to import, and splits by identity alone need it.
-        from proteinlm.data.identity_report import write_identity_report
+        from proteinlm.data.splits.identity_report import write_identity_report
 
         report = write_identity_report(self._reports, found)
         self.progress.update(bar, total=1, completed=1, detail="")

@@ -13,12 +13,12 @@ from proteinlm.data.families.ids import PAPER_HELD_OUT_FAMILIES, check_families,
 from proteinlm.data.ingest_config import IngestConfig
 from proteinlm.data.local_engine import MARKER, LocalEngine
 from proteinlm.data.marker import anything_finished
-from proteinlm.data.mmseqs import find_mmseqs
-from proteinlm.data.published import refuse_no_manifest
 from proteinlm.data.sources import releases
 from proteinlm.data.sources.files import open_sources
 from proteinlm.data.sources.locations import Location, expand
-from proteinlm.data.splits import SplitsConfig
+from proteinlm.data.splits.from_manifest import refuse_no_manifest
+from proteinlm.data.splits.mmseqs import find_mmseqs
+from proteinlm.data.splits.rules import SplitsConfig
 from proteinlm.data.summary import Summary
 from proteinlm.errors import InputError
 from proteinlm.output.folders import partial_folder, refuse_output, workplace

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from proteinlm.data.sources.files import BLOCK_BYTES
-from proteinlm.data.splits import SplitsConfig
+from proteinlm.data.splits.rules import SplitsConfig
 from proteinlm.errors import InputError
 
 

@@ -31,13 +31,13 @@ from proteinlm.data.families.profile_search import Searched
 from proteinlm.data.ingest_config import IngestConfig
 from proteinlm.data.intake import Intake
 from proteinlm.data.marker import Marker
-from proteinlm.data.mmseqs import SHORTEST
 from proteinlm.data.pfam_run import FAMILY_REJECTS, FamilySources
 from proteinlm.data.processes import Submit, pool, wait_for_processes
 from proteinlm.data.shard_plan import Shard, plan_files
 from proteinlm.data.sources.files import Block, SourceFile
 from proteinlm.data.sources.spill import bucket_folder, drop_bucket
-from proteinlm.data.splits import SPLITS
+from proteinlm.data.splits.mmseqs import SHORTEST
+from proteinlm.data.splits.rules import SPLITS
 from proteinlm.data.summary import Summary
 from proteinlm.errors import InputError
 from proteinlm.output.folders import DATASET

@@ -22,7 +22,7 @@ from proteinlm.data.families.table_join import INDEX, SortTask, TableTask, sort_
 from proteinlm.data.families.table_lookup import FamilyTables
 from proteinlm.data.sources.files import Block
 from proteinlm.data.sources.spill import cut_bucket
-from proteinlm.data.splits import SplitsConfig
+from proteinlm.data.splits.rules import SplitsConfig
 
 _LOCK = "processes.lock"
 

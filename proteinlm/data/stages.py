@@ -26,8 +26,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
-from proteinlm.data import split_identity
-from proteinlm.data.assignments import UNLISTED, look_up, save_unmatched
 from proteinlm.data.dataset import MANIFEST, MANIFEST_SCHEMA, RECORD_OPTIONS, encode_example, shard_name
 from proteinlm.data.families.profile_search import add_found
 from proteinlm.data.families.table_lookup import FamilyTables, Mismatch, own_families
@@ -35,7 +33,9 @@ from proteinlm.data.shard_plan import Shard
 from proteinlm.data.sources.files import Block
 from proteinlm.data.sources.spill import NO_TAXON, Columns, columns, distinct, numbers, read_bucket, sequences_of, spill
 from proteinlm.data.sources.uniprot import Reject, parse
-from proteinlm.data.splits import LISTED, NEAR, SPLITS, SplitsConfig, merge, split_codes
+from proteinlm.data.splits import by_identity
+from proteinlm.data.splits.assignments import UNLISTED, look_up, save_unmatched
+from proteinlm.data.splits.rules import LISTED, NEAR, SPLITS, SplitsConfig, merge, split_codes
 from proteinlm.data.statistics import SplitStatistics, count_residues
 
 _ROW_GROUP = 1 << 17
@@ -177,7 +177,7 @@ def write_distinct(bucket: int, work: Path, config: SplitsConfig) -> None:
     columns, unique, met = _distinct(bucket, work, config)
     rows, ood = unique.rows, np.fromiter(map(bool, met), bool, len(met))
     sequences = sequences_of(columns, rows)
-    split_identity.write_sequences(work, bucket, columns.digests[rows], columns.lengths[rows], ood, sequences)
+    by_identity.write_sequences(work, bucket, columns.digests[rows], columns.lengths[rows], ood, sequences)
 
 
 def reduce_bucket(bucket: int, work: Path, config: SplitsConfig) -> ReduceResult:

@@ -15,7 +15,7 @@ from proteinlm import alphabet
 from proteinlm.data.dataset import MANIFEST, MANIFEST_SCHEMA, ProteinDataset, decode_sequence, encode_example
 from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
 from proteinlm.data.sources.uniprot import read_records
-from proteinlm.data.splits import SPLITS, SplitsConfig, digest
+from proteinlm.data.splits.rules import SPLITS, SplitsConfig, digest
 from proteinlm.errors import InputError
 
 

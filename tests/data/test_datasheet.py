@@ -13,7 +13,7 @@ from proteinlm import alphabet
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.data.datasheet import draw_figures, write_datasheet
 from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
-from proteinlm.data.splits import SPLITS, SplitsConfig
+from proteinlm.data.splits.rules import SPLITS, SplitsConfig
 
 
 @pytest.fixture(scope="module")

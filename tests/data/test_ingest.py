@@ -22,7 +22,7 @@ from proteinlm.data.intake import Intake
 from proteinlm.data.shard_plan import plan_shards
 from proteinlm.data.sources.crc64 import crc64
 from proteinlm.data.sources.uniprot import read_records
-from proteinlm.data.splits import SPLITS, SplitsConfig
+from proteinlm.data.splits.rules import SPLITS, SplitsConfig
 from proteinlm.errors import InputError
 
 HELD = SplitsConfig(0.1, 0.2, ("PF00001",))

@@ -23,7 +23,7 @@ from proteinlm.data.ingest_config import IngestConfig
 from proteinlm.data.ingest_options import parse_ingest
 from proteinlm.data.pfam_run import FAMILY_REJECTS
 from proteinlm.data.sources.crc64 import crc64
-from proteinlm.data.splits import SPLITS, SplitsConfig
+from proteinlm.data.splits.rules import SPLITS, SplitsConfig
 from proteinlm.errors import InputError
 
 IN_MEMORY = "--runner=FnApiRunner --direct_running_mode=in_memory"

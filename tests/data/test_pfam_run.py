@@ -11,7 +11,7 @@ from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
 from proteinlm.data.pfam_run import FAMILY_REJECTS
 from proteinlm.data.sources.crc64 import crc64
 from proteinlm.data.sources.uniprot import read_records
-from proteinlm.data.splits import SplitsConfig
+from proteinlm.data.splits.rules import SplitsConfig
 
 HELD = SplitsConfig(0.1, 0.2, ("PF00014",))
 

@@ -21,7 +21,7 @@ from proteinlm.data import local_engine, marker, stages
 from proteinlm.data.families import profile_search
 from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
 from proteinlm.data.sources.locations import Location
-from proteinlm.data.splits import SplitsConfig
+from proteinlm.data.splits.rules import SplitsConfig
 from proteinlm.errors import InputError
 
 TESTS = Path(__file__).parents[1]

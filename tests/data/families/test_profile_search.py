@@ -21,7 +21,7 @@ from proteinlm.data.families.profile_search import (
 from proteinlm.data.ingest import SAMPLE
 from proteinlm.data.sources.spill import bucket_folder, columns, spill
 from proteinlm.data.sources.uniprot import Record, read_records
-from proteinlm.data.splits import digest
+from proteinlm.data.splits.rules import digest
 from proteinlm.errors import InputError
 
 pyhmmer = pytest.importorskip("pyhmmer", reason="needs the extra `pfam`")

@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from proteinlm.cli import main
-from proteinlm.data.assignments import look_up, save_unmatched
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.data.ingest import ingest
 from proteinlm.data.ingest_config import IngestConfig
-from proteinlm.data.published import take_over, write_unmatched
-from proteinlm.data.splits import LISTED, SplitsConfig
+from proteinlm.data.splits.assignments import look_up, save_unmatched
+from proteinlm.data.splits.from_manifest import take_over, write_unmatched
+from proteinlm.data.splits.rules import LISTED, SplitsConfig
 from proteinlm.errors import InputError
 
 DIGESTS = [hashlib.md5(b"%d" % i).digest() for i in range(300)]
@@ -40,7 +40,7 @@ def rows(values):
     ids=["as written", "digest of any length", "plain text", "another column"],
 )
 def test_every_sequence_is_looked_up_in_the_manifest(tmp_path, columns, num_buckets, monkeypatch):
-    monkeypatch.setattr("proteinlm.data.published._BATCH", 7)
+    monkeypatch.setattr("proteinlm.data.splits.from_manifest._BATCH", 7)
     path = manifest(tmp_path / "m.parquet", **columns)
     given = take_over(path, tmp_path, num_buckets)
     assert given.to_json() == {

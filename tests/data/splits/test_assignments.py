@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proteinlm.data.assignments import absent, assign, look_up, save_unmatched, unlisted
-from proteinlm.data.splits import LISTED
+from proteinlm.data.splits.assignments import absent, assign, look_up, save_unmatched, unlisted
+from proteinlm.data.splits.rules import LISTED
 from proteinlm.errors import InputError
 
 DIGESTS = st.binary(min_size=16, max_size=16)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proteinlm.data.sources.spill import NO_TAXON
 from proteinlm.data.sources.uniprot import Record
-from proteinlm.data.splits import (
+from proteinlm.data.splits.rules import (
     SPLITS,
     SplitsConfig,
     digest,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from proteinlm.data.sources.spill import bucket_codes, numbers
-from proteinlm.data.splits import LISTED
+from proteinlm.data.splits.rules import LISTED
 from proteinlm.errors import InputError
 
 UNLISTED = -1

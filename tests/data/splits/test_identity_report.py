@@ -4,9 +4,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from proteinlm.data.identity_report import describe, plot, to_markdown, write_identity_report
-from proteinlm.data.split_identity import IdentitySplits
-from proteinlm.data.splits import LISTED
+from proteinlm.data.splits.by_identity import IdentitySplits
+from proteinlm.data.splits.identity_report import describe, plot, to_markdown, write_identity_report
+from proteinlm.data.splits.rules import LISTED
 
 TRAIN, VALID, TEST, OOD, NEAR = range(5)
 

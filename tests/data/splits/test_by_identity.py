@@ -15,16 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proteinlm.cli import main
-from proteinlm.data import marker, split_identity, stages
-from proteinlm.data.assignments import look_up
+from proteinlm.data import marker, stages
 from proteinlm.data.dataset import ProteinDataset
 from proteinlm.data.families.ids import PAPER_HELD_OUT_FAMILIES
 from proteinlm.data.ingest import ingest
 from proteinlm.data.ingest_config import IngestConfig
-from proteinlm.data.mmseqs import COVERAGE, Mmseqs
 from proteinlm.data.sources.spill import bucket_codes, numbers
-from proteinlm.data.split_identity import NONE, cluster_splits, decide, identity_folder, is_near, write_sequences
-from proteinlm.data.splits import LISTED, NEAR, OOD, TRAIN, SplitsConfig, digest, split_of
+from proteinlm.data.splits import by_identity
+from proteinlm.data.splits.assignments import look_up
+from proteinlm.data.splits.by_identity import NONE, cluster_splits, decide, identity_folder, is_near, write_sequences
+from proteinlm.data.splits.mmseqs import COVERAGE, Mmseqs
+from proteinlm.data.splits.rules import LISTED, NEAR, OOD, TRAIN, SplitsConfig, digest, split_of
 from proteinlm.errors import InputError
 from tests.conftest import sample_records
 
@@ -84,7 +85,7 @@ def test_the_parts_of_a_search_are_all_pairs_once(lengths, threshold, data):
     queries, targets = np.flatnonzero(sides), np.flatnonzero(~sides)
     found = [
         ((query, target), ungapped)
-        for left, right, ungapped in split_identity._parts(queries, targets, lengths, threshold, few)
+        for left, right, ungapped in by_identity._parts(queries, targets, lengths, threshold, few)
         for query in left.tolist()
         for target in right.tolist()
     ]
@@ -219,7 +220,7 @@ def test_what_long_sequences_must_score_loses_no_pair(threshold, tmp_path):
 
     wanted = near([(queries, targets, 15)])
     assert len(wanted) > 50
-    assert near(split_identity._parts(queries, targets, lengths, threshold, 0)) == wanted
+    assert near(by_identity._parts(queries, targets, lengths, threshold, 0)) == wanted
 
 
 def small_set(folder):
@@ -281,7 +282,7 @@ def test_a_dataset_by_identity_and_one_that_was_stopped(tmp_path, monkeypatch):
         stopped.setattr(stages, "reduce_bucket", full)
         with pytest.raises(InputError, match="the same command goes on"):
             ingest(sources, tmp_path / "other", config)
-    monkeypatch.setattr(split_identity, "decide", None)
+    monkeypatch.setattr(by_identity, "decide", None)
     again = ingest(sources[::-1], tmp_path / "other", replace(config, workers=2))
     assert again.taken_up
     assert files(tmp_path / "other") == files(tmp_path / "one")

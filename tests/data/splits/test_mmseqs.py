@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proteinlm.data import mmseqs
-from proteinlm.data.mmseqs import COVERAGE, Mmseqs, find_mmseqs
+from proteinlm.data.splits import mmseqs
+from proteinlm.data.splits.mmseqs import COVERAGE, Mmseqs, find_mmseqs
 from proteinlm.errors import InputError
 from tests.conftest import sample_records
 
@@ -206,7 +206,7 @@ def test_the_program_and_what_it_has_started_end_with_an_interrupt(tmp_path, mon
 def test_the_program_ends_when_the_process_that_started_it_is_killed(tmp_path, monkeypatch):
     stand_in(tmp_path, monkeypatch, SLEEPER.format(folder=tmp_path))
     code = (
-        "import sys; from pathlib import Path; from proteinlm.data.mmseqs import Mmseqs; "
+        "import sys; from pathlib import Path; from proteinlm.data.splits.mmseqs import Mmseqs; "
         "Mmseqs(Path(sys.argv[1]) / 'work', 1, 100).database(Path(sys.argv[1]), ['x.fasta'])"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) as process:

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from proteinlm.data.assignments import absent, assign, unlisted
-from proteinlm.data.splits import LISTED
+from proteinlm.data.splits.assignments import absent, assign, unlisted
+from proteinlm.data.splits.rules import LISTED
 from proteinlm.errors import InputError
 from proteinlm.output.files import whole_file
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from proteinlm.data.dataset import write_json
-from proteinlm.data.mmseqs import SHORTEST
-from proteinlm.data.split_identity import IDENTITY_RULE, NONE, IdentitySplits, is_near
-from proteinlm.data.splits import LISTED, NEAR, SPLITS
+from proteinlm.data.splits.by_identity import IDENTITY_RULE, NONE, IdentitySplits, is_near
+from proteinlm.data.splits.mmseqs import SHORTEST
+from proteinlm.data.splits.rules import LISTED, NEAR, SPLITS
 from proteinlm.output.figures import PAGE, PALETTE, save_figure, style
 from proteinlm.output.files import whole_file
 
