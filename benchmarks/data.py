@@ -59,7 +59,7 @@ def measure(dataset: str, form: str, threads: int, device: float) -> dict[str, f
         device: seconds that an accelerator would take for each batch, during which this process waits.
     """
     from proteinlm.data.batches import BatchesConfig, TrainBatches
-    from proteinlm.data.dataset import ProteinDataset
+    from proteinlm.data.dataset.dataset import ProteinDataset
 
     batches = TrainBatches(ProteinDataset.open(dataset), BatchesConfig(num_threads=threads, **FORMS[form]))
     for _ in range(8):

@@ -20,8 +20,8 @@ import numpy as np
 from rich.progress import track
 
 from proteinlm import alphabet
+from proteinlm.data.dataset.statistics import TREMBL_2023_04
 from proteinlm.data.sources.crc64 import crc64
-from proteinlm.data.statistics import TREMBL_2023_04
 
 LETTERS = np.frombuffer(alphabet.STANDARD_RESIDUES.encode(), np.uint8)
 SHARES = np.array([TREMBL_2023_04[letter] for letter in alphabet.STANDARD_RESIDUES])

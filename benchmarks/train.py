@@ -38,7 +38,7 @@ from proteinlm.config import (
     load_config,
 )
 from proteinlm.data.batches import TrainBatches
-from proteinlm.data.dataset import ProteinDataset
+from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.sharding import place_batch
 from proteinlm.train import train
 from proteinlm.trainer import Trainer

@@ -27,8 +27,8 @@ from proteinlm.cells import SplitResult, as_sums, cells_of, sum_cells, sum_rows,
 from proteinlm.checkpoint import Run, load_run, read_run_files
 from proteinlm.config import Config
 from proteinlm.data.batches import evaluation_batches
-from proteinlm.data.dataset import ProteinDataset
-from proteinlm.data.statistics import EmpiricalBaseline
+from proteinlm.data.dataset.dataset import ProteinDataset
+from proteinlm.data.dataset.statistics import EmpiricalBaseline
 from proteinlm.errors import InputError
 from proteinlm.evaluation_files import Details, check_form, facts_of
 from proteinlm.logs import console, print_table

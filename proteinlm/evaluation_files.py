@@ -24,7 +24,7 @@ from proteinlm.breakdowns import (
 )
 from proteinlm.calibration import Calibration, bin_labels, calibration, plot_reliability
 from proteinlm.cells import SplitResult
-from proteinlm.data.dataset import ProteinDataset
+from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.errors import InputError
 from proteinlm.output.figures import save_figure
 from proteinlm.output.files import whole_file

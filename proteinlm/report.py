@@ -12,8 +12,8 @@ from pathlib import Path
 
 from proteinlm.config import Config
 from proteinlm.curves import Curve, plot_curves
-from proteinlm.data.dataset import ProteinDataset
-from proteinlm.data.statistics import table_1
+from proteinlm.data.dataset.dataset import ProteinDataset
+from proteinlm.data.dataset.statistics import table_1
 from proteinlm.errors import InputError
 from proteinlm.logs import read_metrics
 from proteinlm.models.attention import ATTENTION

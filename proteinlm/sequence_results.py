@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from proteinlm.data.dataset import MANIFEST, MANIFEST_SCHEMA, ProteinDataset
+from proteinlm.data.dataset.dataset import MANIFEST, MANIFEST_SCHEMA, ProteinDataset
 from proteinlm.errors import InputError
 from proteinlm.metrics import Sums
 from proteinlm.output.files import whole_file

@@ -16,7 +16,7 @@ from proteinlm.config import (
     OptimizerConfig,
 )
 from proteinlm.data.batches import TrainBatches
-from proteinlm.data.dataset import ProteinDataset
+from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.trainer import Trainer
 
 MODEL = ModelConfig(

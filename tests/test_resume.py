@@ -22,7 +22,7 @@ from proteinlm.config import (
     OptimizerConfig,
 )
 from proteinlm.data.batches import TrainBatches
-from proteinlm.data.dataset import ProteinDataset
+from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.errors import InputError
 from proteinlm.logs import read_metrics
 from proteinlm.optimizer import at_step

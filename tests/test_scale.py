@@ -11,7 +11,7 @@ import pytest
 
 from proteinlm.config import BatchesConfig, Config, load_config, named_configs
 from proteinlm.data.batches import TrainBatches
-from proteinlm.data.dataset import ProteinDataset
+from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.scale import LENGTH, scaled
 from proteinlm.sharding import one_device
 from proteinlm.trainer import Trainer, count_parameters

@@ -28,7 +28,7 @@ from proteinlm.config import (
     OptimizerConfig,
 )
 from proteinlm.data.batches import evaluation_batches
-from proteinlm.data.dataset import ProteinDataset
+from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.errors import InputError
 from proteinlm.evaluate import evaluate_split, make_evaluation_step
 from proteinlm.logs import read_metrics

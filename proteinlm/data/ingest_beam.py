@@ -24,7 +24,7 @@ from apache_beam.runners.runner import PipelineState  # pyright: ignore[reportMi
 from rich.console import Console
 
 from proteinlm.data import beam_steps as steps
-from proteinlm.data.datasheet import draw_figures
+from proteinlm.data.dataset.datasheet import draw_figures
 from proteinlm.data.families.ids import SHOWN
 from proteinlm.data.families.profile_search import Searched, read_profiles
 from proteinlm.data.families.table_counts import TableCounts, TableFile

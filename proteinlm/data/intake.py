@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from proteinlm.data.dataset import REJECTS
+from proteinlm.data.dataset.dataset import REJECTS
 from proteinlm.data.families.ids import SHOWN
 from proteinlm.data.pfam_run import FamilySources
 from proteinlm.data.stages import MapResult

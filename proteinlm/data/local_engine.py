@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from proteinlm import __version__
 from proteinlm.data import stages
-from proteinlm.data.dataset import (
+from proteinlm.data.dataset.dataset import (
     MANIFEST,
     PROVENANCE,
     REJECTS,
@@ -24,7 +24,8 @@ from proteinlm.data.dataset import (
     write_json,
     write_tfds_metadata,
 )
-from proteinlm.data.datasheet import write_datasheet
+from proteinlm.data.dataset.datasheet import write_datasheet
+from proteinlm.data.dataset.shard_plan import Shard, plan_files
 from proteinlm.data.decisions import Decisions
 from proteinlm.data.families.ids import SHOWN
 from proteinlm.data.families.profile_search import Searched
@@ -33,7 +34,6 @@ from proteinlm.data.intake import Intake
 from proteinlm.data.marker import Marker
 from proteinlm.data.pfam_run import FAMILY_REJECTS, FamilySources
 from proteinlm.data.processes import Submit, pool, wait_for_processes
-from proteinlm.data.shard_plan import Shard, plan_files
 from proteinlm.data.sources.files import Block, SourceFile
 from proteinlm.data.sources.spill import bucket_folder, drop_bucket
 from proteinlm.data.splits.mmseqs import SHORTEST

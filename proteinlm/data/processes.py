@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from proteinlm.data import stages
-from proteinlm.data.datasheet import draw_figures
+from proteinlm.data.dataset.datasheet import draw_figures
 from proteinlm.data.families import profile_search
 from proteinlm.data.families.table_counts import TableResult
 from proteinlm.data.families.table_join import INDEX, SortTask, TableTask, sort_partition, spill_rows

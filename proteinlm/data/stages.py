@@ -26,17 +26,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
-from proteinlm.data.dataset import MANIFEST, MANIFEST_SCHEMA, RECORD_OPTIONS, encode_example, shard_name
+from proteinlm.data.dataset.dataset import MANIFEST, MANIFEST_SCHEMA, RECORD_OPTIONS, encode_example, shard_name
+from proteinlm.data.dataset.shard_plan import Shard
+from proteinlm.data.dataset.statistics import SplitStatistics, count_residues
 from proteinlm.data.families.profile_search import add_found
 from proteinlm.data.families.table_lookup import FamilyTables, Mismatch, own_families
-from proteinlm.data.shard_plan import Shard
 from proteinlm.data.sources.files import Block
 from proteinlm.data.sources.spill import NO_TAXON, Columns, columns, distinct, numbers, read_bucket, sequences_of, spill
 from proteinlm.data.sources.uniprot import Reject, parse
 from proteinlm.data.splits import by_identity
 from proteinlm.data.splits.assignments import UNLISTED, look_up, save_unmatched
 from proteinlm.data.splits.rules import LISTED, NEAR, SPLITS, SplitsConfig, merge, split_codes
-from proteinlm.data.statistics import SplitStatistics, count_residues
 
 _ROW_GROUP = 1 << 17
 _RESULT = "result.json"

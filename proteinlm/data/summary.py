@@ -8,11 +8,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from proteinlm.data.dataset.statistics import SplitStatistics, render
 from proteinlm.data.families.profile_search import Searched
 from proteinlm.data.families.table_counts import BadRow
 from proteinlm.data.pfam_run import FAMILY_REJECTS
 from proteinlm.data.splits.from_manifest import UNMATCHED
-from proteinlm.data.statistics import SplitStatistics, render
 
 
 @dataclass

@@ -16,10 +16,10 @@ import tensorflow_datasets as tfds
 from rich.console import Console
 
 from proteinlm.data import stages
-from proteinlm.data.dataset import ProteinDataset
+from proteinlm.data.dataset.dataset import ProteinDataset
+from proteinlm.data.dataset.shard_plan import plan_shards
 from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
 from proteinlm.data.intake import Intake
-from proteinlm.data.shard_plan import plan_shards
 from proteinlm.data.sources.crc64 import crc64
 from proteinlm.data.sources.uniprot import read_records
 from proteinlm.data.splits.rules import SPLITS, SplitsConfig

@@ -17,7 +17,7 @@ from profiles import profile, written
 from rich.console import Console
 
 from proteinlm.data import stages
-from proteinlm.data.dataset import MANIFEST, PROVENANCE, REJECTS, ProteinDataset
+from proteinlm.data.dataset.dataset import MANIFEST, PROVENANCE, REJECTS, ProteinDataset
 from proteinlm.data.ingest import ingest
 from proteinlm.data.ingest_config import IngestConfig
 from proteinlm.data.ingest_options import parse_ingest

@@ -6,7 +6,7 @@ import json
 import pytest
 from profiles import profile, written
 
-from proteinlm.data.dataset import ProteinDataset
+from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
 from proteinlm.data.pfam_run import FAMILY_REJECTS
 from proteinlm.data.sources.crc64 import crc64

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from proteinlm.data.dataset import ProteinDataset
+from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.ingest import IngestConfig, ingest
 from proteinlm.errors import InputError
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from proteinlm.data.dataset import write_json
+from proteinlm.data.dataset.dataset import write_json
 from proteinlm.data.splits.by_identity import IDENTITY_RULE, NONE, IdentitySplits, is_near
 from proteinlm.data.splits.mmseqs import SHORTEST
 from proteinlm.data.splits.rules import LISTED, NEAR, SPLITS

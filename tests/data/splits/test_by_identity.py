@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from proteinlm.cli import main
 from proteinlm.data import marker, stages
-from proteinlm.data.dataset import ProteinDataset
+from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.families.ids import PAPER_HELD_OUT_FAMILIES
 from proteinlm.data.ingest import ingest
 from proteinlm.data.ingest_config import IngestConfig

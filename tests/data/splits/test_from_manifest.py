@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from proteinlm.cli import main
-from proteinlm.data.dataset import ProteinDataset
+from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.ingest import ingest
 from proteinlm.data.ingest_config import IngestConfig
 from proteinlm.data.splits.assignments import look_up, save_unmatched

@@ -3,13 +3,13 @@ import pytest
 from matplotlib.colors import to_hex
 
 from proteinlm import alphabet
-from proteinlm.data.charts import (
+from proteinlm.data.dataset.charts import (
     CLASSES,
     amino_acid_figure,
     family_figure,
     length_figure,
 )
-from proteinlm.data.statistics import PUBLISHED, SWISS_PROT_50_8, SplitStatistics
+from proteinlm.data.dataset.statistics import PUBLISHED, SWISS_PROT_50_8, SplitStatistics
 from proteinlm.output.figures import save_figure
 
 

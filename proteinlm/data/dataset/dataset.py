@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from proteinlm.data.shards import Shards
+from proteinlm.data.dataset.shards import Shards
+from proteinlm.data.dataset.statistics import SplitStatistics
 from proteinlm.data.splits.rules import SPLITS
-from proteinlm.data.statistics import SplitStatistics
 from proteinlm.errors import InputError
 from proteinlm.output.files import whole_file
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from proteinlm import alphabet
-from proteinlm.data.sources.uniprot import read_records
-from proteinlm.data.statistics import (
+from proteinlm.data.dataset.statistics import (
     EmpiricalBaseline,
     SplitStatistics,
     concat_table,
@@ -22,6 +21,7 @@ from proteinlm.data.statistics import (
     table,
     table_1,
 )
+from proteinlm.data.sources.uniprot import read_records
 
 MMSEQS2 = Path("/usr/share/doc/mmseqs2/example-data")
 

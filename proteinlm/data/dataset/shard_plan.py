@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from proteinlm.data.dataset import MANIFEST, shard_name
+from proteinlm.data.dataset.dataset import MANIFEST, shard_name
 
 SHARD_BYTES = 256 << 20
 

@@ -9,8 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from proteinlm import alphabet
+from proteinlm.data.dataset.statistics import (
+    CONCAT_LENGTH,
+    PUBLISHED,
+    SplitStatistics,
+    family_table,
+    frequencies,
+    table_1,
+)
 from proteinlm.data.splits.mmseqs import SHORTEST
-from proteinlm.data.statistics import CONCAT_LENGTH, PUBLISHED, SplitStatistics, family_table, frequencies, table_1
 from proteinlm.output.files import whole_file
 from proteinlm.output.pages import Block, Code, Figure, Heading, Table, Text, html_page, markdown_page
 
@@ -36,7 +43,7 @@ def draw_figures(folder: Path, statistics: Mapping[str, SplitStatistics]) -> Non
         statistics: of each split.
     """
     # Drawing takes longer to import than a small ingest takes, and only the last step needs it.
-    from proteinlm.data import charts
+    from proteinlm.data.dataset import charts
     from proteinlm.output.figures import save_figure
 
     for figure, draw in (

@@ -6,7 +6,7 @@ import pytest
 from array_record.python import array_record_module
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-from proteinlm.data.shards import Shards
+from proteinlm.data.dataset.shards import Shards
 
 LENGTHS = (7, 1, 0, 30, 12)
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from proteinlm import alphabet
-from proteinlm.data.statistics import PUBLISHED, SplitStatistics
+from proteinlm.data.dataset.statistics import PUBLISHED, SplitStatistics
 from proteinlm.output.figures import PAGE, PALETTE, style
 
 CLASSES = {

@@ -1,0 +1,1 @@
+"""The dataset on disk: TFDS files, manifest, statistics, datasheet."""
