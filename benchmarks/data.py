@@ -33,7 +33,7 @@ STRETCHES, SECONDS = 12, 0.25
 def write_dataset(folder: Path, count: int) -> Path:
     """Ingest `count` mutated copies of the packaged proteins, and return the dataset's folder."""
     from proteinlm.alphabet import STANDARD_RESIDUES
-    from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
+    from proteinlm.data.ingest.ingest import SAMPLE, IngestConfig, ingest
     from proteinlm.data.sources.uniprot import read_records
 
     letters = np.frombuffer(STANDARD_RESIDUES.encode(), np.uint8)

@@ -86,7 +86,7 @@ def run(what: str, path: str, *rest: str) -> float:
     if what == "ingest":
         from rich.console import Console
 
-        from proteinlm.data.ingest import IngestConfig, ingest
+        from proteinlm.data.ingest.ingest import IngestConfig, ingest
 
         output, workers = rest
         config = IngestConfig(workers=int(workers))

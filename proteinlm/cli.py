@@ -93,10 +93,10 @@ class Report:
 
 def _ingest(arguments: Sequence[str]) -> None:
     # The options are there, in groups; the help needs nothing heavy.
-    from proteinlm.data.ingest_options import parse_ingest
+    from proteinlm.data.ingest.options import parse_ingest
 
     given = parse_ingest(arguments)
-    from proteinlm.data.ingest import ingest_command
+    from proteinlm.data.ingest.ingest import ingest_command
 
     ingest_command(given)
 

@@ -48,7 +48,7 @@ def sample_records():
 
 def write_ingested(folder: Path, records, **splits) -> Path:
     """Ingest records (accession, sequence, families) into FOLDER/dataset."""
-    from proteinlm.data.ingest import IngestConfig, ingest
+    from proteinlm.data.ingest.ingest import IngestConfig, ingest
     from proteinlm.data.splits.rules import SplitsConfig
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def sample_fasta(tmp_path_factory) -> tuple[Path, Path]:
 @pytest.fixture(scope="session")
 def tiny_dataset(tmp_path_factory, sample_fasta) -> Path:
     """A dataset of `sample_fasta` with all four splits."""
-    from proteinlm.data.ingest import IngestConfig, ingest
+    from proteinlm.data.ingest.ingest import IngestConfig, ingest
     from proteinlm.data.splits.rules import SplitsConfig
 
     folder = tmp_path_factory.mktemp("tiny") / "dataset"

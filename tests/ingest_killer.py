@@ -16,9 +16,10 @@ import tensorflow_datasets  # noqa: F401
 from rich.console import Console
 from tensorflow_datasets.core.dataset_info import DatasetIdentity  # noqa: F401
 
-from proteinlm.data import marker, stages
-from proteinlm.data.ingest import IngestConfig, ingest
-from proteinlm.data.local_engine import MARKER
+from proteinlm.data.ingest import progress as marker
+from proteinlm.data.ingest import steps as stages
+from proteinlm.data.ingest.ingest import IngestConfig, ingest
+from proteinlm.data.ingest.local import MARKER
 from proteinlm.data.sources import files as data_sources
 from proteinlm.data.sources import spill
 from proteinlm.data.splits.rules import SplitsConfig

@@ -17,9 +17,11 @@ from pathlib import Path
 import pytest
 from profiles import profile, written
 
-from proteinlm.data import local_engine, marker, stages
 from proteinlm.data.families import profile_search
-from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
+from proteinlm.data.ingest import local as local_engine
+from proteinlm.data.ingest import progress as marker
+from proteinlm.data.ingest import steps as stages
+from proteinlm.data.ingest.ingest import SAMPLE, IngestConfig, ingest
 from proteinlm.data.sources.locations import Location
 from proteinlm.data.splits.rules import SplitsConfig
 from proteinlm.errors import InputError
@@ -69,7 +71,7 @@ POOLED = textwrap.dedent("""
     import sys
     from pathlib import Path
     from proteinlm.data import marker
-    from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
+    from proteinlm.data.ingest.ingest import SAMPLE, IngestConfig, ingest
 
     if __name__ == "__main__":
         marker.SAVE_SECONDS, marker.sync_file_system = 0.0, lambda folder: None
@@ -148,7 +150,7 @@ def test_pieces_that_were_searched_are_not_searched_again(tmp_path, stopped, mon
 
     monkeypatch.setattr(profile_search, "search", counted)
     with monkeypatch.context() as patch:
-        patch.setattr("proteinlm.data.ingest._may_pass", lambda error: True)
+        patch.setattr("proteinlm.data.ingest.ingest._may_pass", lambda error: True)
         with pytest.raises(Stop):
             again(tmp_path, profiles=profiles)
     summary = again(tmp_path, profiles=profiles)
@@ -199,8 +201,8 @@ def stopped(tmp_path, monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(stages, stage, counted)
-            patch.setattr("proteinlm.data.ingest._may_pass", lambda error: True)
-            patch.setattr("proteinlm.data.ingest.anything_finished", lambda path: True)
+            patch.setattr("proteinlm.data.ingest.ingest._may_pass", lambda error: True)
+            patch.setattr("proteinlm.data.ingest.ingest.anything_finished", lambda path: True)
             with pytest.raises(Stop):
                 again(tmp_path, **fields)
 
@@ -325,7 +327,7 @@ def test_a_dataset_that_was_removed_is_made_anew(tmp_path, stopped):
 
 
 def test_processes_that_still_end_are_waited_for(tmp_path):
-    from proteinlm.data.processes import wait_for_processes
+    from proteinlm.data.ingest.workers import wait_for_processes
 
     code = "import fcntl, sys, time; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_SH); print(1, flush=True)"
     held = subprocess.Popen(

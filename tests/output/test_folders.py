@@ -3,7 +3,7 @@ import os
 import pytest
 
 from proteinlm.data.dataset.dataset import ProteinDataset
-from proteinlm.data.ingest import IngestConfig, ingest
+from proteinlm.data.ingest.ingest import IngestConfig, ingest
 from proteinlm.errors import InputError
 
 CONFIG = IngestConfig(workers=1)

@@ -12,7 +12,7 @@ from PIL import Image
 from proteinlm import alphabet
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.dataset.datasheet import draw_figures, write_datasheet
-from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
+from proteinlm.data.ingest.ingest import SAMPLE, IngestConfig, ingest
 from proteinlm.data.splits.rules import SPLITS, SplitsConfig
 
 

@@ -18,7 +18,7 @@ from proteinlm.data.families.profile_search import (
     search,
     search_buckets,
 )
-from proteinlm.data.ingest import SAMPLE
+from proteinlm.data.ingest.ingest import SAMPLE
 from proteinlm.data.sources.spill import bucket_folder, columns, spill
 from proteinlm.data.sources.uniprot import Record, read_records
 from proteinlm.data.splits.rules import digest

@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proteinlm.cli import main
-from proteinlm.data import marker, stages
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.families.ids import PAPER_HELD_OUT_FAMILIES
-from proteinlm.data.ingest import ingest
-from proteinlm.data.ingest_config import IngestConfig
+from proteinlm.data.ingest import progress as marker
+from proteinlm.data.ingest import steps as stages
+from proteinlm.data.ingest.config import IngestConfig
+from proteinlm.data.ingest.ingest import ingest
 from proteinlm.data.sources.spill import bucket_codes, numbers
 from proteinlm.data.splits import by_identity
 from proteinlm.data.splits.assignments import look_up

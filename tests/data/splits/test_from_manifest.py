@@ -11,8 +11,8 @@ import pytest
 
 from proteinlm.cli import main
 from proteinlm.data.dataset.dataset import ProteinDataset
-from proteinlm.data.ingest import ingest
-from proteinlm.data.ingest_config import IngestConfig
+from proteinlm.data.ingest.config import IngestConfig
+from proteinlm.data.ingest.ingest import ingest
 from proteinlm.data.splits.assignments import look_up, save_unmatched
 from proteinlm.data.splits.from_manifest import take_over, write_unmatched
 from proteinlm.data.splits.rules import LISTED, SplitsConfig

@@ -7,8 +7,8 @@ import pytest
 from profiles import profile, written
 
 from proteinlm.data.dataset.dataset import ProteinDataset
-from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
-from proteinlm.data.pfam_run import FAMILY_REJECTS
+from proteinlm.data.ingest.family_sources import FAMILY_REJECTS
+from proteinlm.data.ingest.ingest import SAMPLE, IngestConfig, ingest
 from proteinlm.data.sources.crc64 import crc64
 from proteinlm.data.sources.uniprot import read_records
 from proteinlm.data.splits.rules import SplitsConfig

@@ -23,19 +23,19 @@ from apache_beam.options.pipeline_options import PipelineOptions, StandardOption
 from apache_beam.runners.runner import PipelineState  # pyright: ignore[reportMissingImports]
 from rich.console import Console
 
-from proteinlm.data import beam_steps as steps
 from proteinlm.data.dataset.datasheet import draw_figures
 from proteinlm.data.families.ids import SHOWN
 from proteinlm.data.families.profile_search import Searched, read_profiles
 from proteinlm.data.families.table_counts import TableCounts, TableFile
 from proteinlm.data.families.table_join import hashes_of, num_partitions, open_tables
-from proteinlm.data.ingest_config import IngestConfig
-from proteinlm.data.intake import Intake
-from proteinlm.data.local_engine import MARKER, LocalEngine
-from proteinlm.data.marker import anything_finished
+from proteinlm.data.ingest import beam_steps as steps
+from proteinlm.data.ingest.config import IngestConfig
+from proteinlm.data.ingest.local import MARKER, LocalEngine
+from proteinlm.data.ingest.progress import anything_finished
+from proteinlm.data.ingest.source_accounts import Intake
+from proteinlm.data.ingest.summary import Summary
 from proteinlm.data.sources.files import SourceFile
 from proteinlm.data.sources.locations import is_remote
-from proteinlm.data.summary import Summary
 from proteinlm.errors import InputError
 from proteinlm.output.folders import DATASET
 

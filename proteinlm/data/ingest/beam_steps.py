@@ -26,7 +26,6 @@ import numpy as np
 from apache_beam.metrics.metric import Metrics  # pyright: ignore[reportMissingImports]
 from apache_beam.pvalue import TaggedOutput  # pyright: ignore[reportMissingImports]
 
-from proteinlm.data import stages
 from proteinlm.data.dataset.dataset import MANIFEST
 from proteinlm.data.dataset.shard_plan import plan_files
 from proteinlm.data.families import profile_search
@@ -34,7 +33,8 @@ from proteinlm.data.families.table_counts import TableCounts, TableFile, TableRe
 from proteinlm.data.families.table_formats import TableBlock, parse_rows, table_blocks
 from proteinlm.data.families.table_join import hashes_of, join_packed, key, packed_rows, partition_edges
 from proteinlm.data.families.table_lookup import FamilyTables, own_families
-from proteinlm.data.ingest_config import IngestConfig
+from proteinlm.data.ingest import steps as stages
+from proteinlm.data.ingest.config import IngestConfig
 from proteinlm.data.sources.files import Block, SourceFile
 from proteinlm.data.sources.spill import bucket_folder, columns, packed
 from proteinlm.data.sources.uniprot import Record, parse

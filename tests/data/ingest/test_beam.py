@@ -16,12 +16,12 @@ from conftest import sample_records
 from profiles import profile, written
 from rich.console import Console
 
-from proteinlm.data import stages
 from proteinlm.data.dataset.dataset import MANIFEST, PROVENANCE, REJECTS, ProteinDataset
-from proteinlm.data.ingest import ingest
-from proteinlm.data.ingest_config import IngestConfig
-from proteinlm.data.ingest_options import parse_ingest
-from proteinlm.data.pfam_run import FAMILY_REJECTS
+from proteinlm.data.ingest import steps as stages
+from proteinlm.data.ingest.config import IngestConfig
+from proteinlm.data.ingest.family_sources import FAMILY_REJECTS
+from proteinlm.data.ingest.ingest import ingest
+from proteinlm.data.ingest.options import parse_ingest
 from proteinlm.data.sources.crc64 import crc64
 from proteinlm.data.splits.rules import SPLITS, SplitsConfig
 from proteinlm.errors import InputError
@@ -268,7 +268,7 @@ class TestNothingIsHalfThere:
 
 @needs_beam
 def test_a_step_done_twice_changes_nothing(few, tmp_path):
-    from proteinlm.data.beam_steps import NOTES, Job, PlanFiles, Reduce, WriteFile
+    from proteinlm.data.ingest.beam_steps import NOTES, Job, PlanFiles, Reduce, WriteFile
     from proteinlm.data.sources.spill import columns, packed
     from proteinlm.data.sources.uniprot import read_records
 
@@ -294,8 +294,8 @@ def test_a_step_done_twice_changes_nothing(few, tmp_path):
 
 @needs_beam
 def test_accounts_do_not_depend_on_the_order_of_what_arrives(tmp_path):
-    from proteinlm.data.beam_steps import ACCOUNTS, NOTES, Account, Job
     from proteinlm.data.families.table_lookup import Mismatch
+    from proteinlm.data.ingest.beam_steps import ACCOUNTS, NOTES, Account, Job
     from proteinlm.data.sources.uniprot import Reject
 
     for kind in NOTES:
@@ -361,7 +361,7 @@ def test_arguments_of_beam_begin_as_options_do(given):
 
 def test_without_beam_a_sentence_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "apache_beam", None)
-    for name in ("proteinlm.data.ingest_beam", "proteinlm.data.beam_steps"):
+    for name in ("proteinlm.data.ingest.beam", "proteinlm.data.ingest.beam_steps"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(InputError, match=r"needs Apache Beam: pip install 'proteinlm\[beam\]'"):
         ingest([tmp_path / "x.fasta"], tmp_path / "out", with_beam(SMALL))

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.progress import Progress
 
-from proteinlm.data.processes import Submit
+from proteinlm.data.ingest.workers import Submit
 from proteinlm.data.sources.locations import Location
 from proteinlm.data.splits import by_identity
 from proteinlm.data.splits.assignments import assigned_folder

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from proteinlm.data.ingest_options import Ingest, parse_ingest
+from proteinlm.data.ingest.options import Ingest, parse_ingest
 
 
 def test_groups_are_one_level_for_the_command():

@@ -15,11 +15,11 @@ import pytest
 import tensorflow_datasets as tfds
 from rich.console import Console
 
-from proteinlm.data import stages
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.dataset.shard_plan import plan_shards
-from proteinlm.data.ingest import SAMPLE, IngestConfig, ingest
-from proteinlm.data.intake import Intake
+from proteinlm.data.ingest import steps as stages
+from proteinlm.data.ingest.ingest import SAMPLE, IngestConfig, ingest
+from proteinlm.data.ingest.source_accounts import Intake
 from proteinlm.data.sources.crc64 import crc64
 from proteinlm.data.sources.uniprot import read_records
 from proteinlm.data.splits.rules import SPLITS, SplitsConfig
@@ -330,8 +330,8 @@ def test_a_disk_that_is_really_full(tmp_path, kilobytes):
 SLOW_INGEST = textwrap.dedent("""
     import sys, time
     from pathlib import Path
-    from proteinlm.data.ingest import IngestConfig, ingest
-    from proteinlm.data.local_engine import LocalEngine
+    from proteinlm.data.ingest.ingest import IngestConfig, ingest
+    from proteinlm.data.ingest.local import LocalEngine
 
     if __name__ == "__main__":
         reduce = LocalEngine._reduce

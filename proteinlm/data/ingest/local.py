@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from proteinlm import __version__
-from proteinlm.data import stages
 from proteinlm.data.dataset.dataset import (
     MANIFEST,
     PROVENANCE,
@@ -26,19 +25,20 @@ from proteinlm.data.dataset.dataset import (
 )
 from proteinlm.data.dataset.datasheet import write_datasheet
 from proteinlm.data.dataset.shard_plan import Shard, plan_files
-from proteinlm.data.decisions import Decisions
 from proteinlm.data.families.ids import SHOWN
 from proteinlm.data.families.profile_search import Searched
-from proteinlm.data.ingest_config import IngestConfig
-from proteinlm.data.intake import Intake
-from proteinlm.data.marker import Marker
-from proteinlm.data.pfam_run import FAMILY_REJECTS, FamilySources
-from proteinlm.data.processes import Submit, pool, wait_for_processes
+from proteinlm.data.ingest import steps as stages
+from proteinlm.data.ingest.config import IngestConfig
+from proteinlm.data.ingest.family_sources import FAMILY_REJECTS, FamilySources
+from proteinlm.data.ingest.progress import Marker
+from proteinlm.data.ingest.source_accounts import Intake
+from proteinlm.data.ingest.split_decisions import Decisions
+from proteinlm.data.ingest.summary import Summary
+from proteinlm.data.ingest.workers import Submit, pool, wait_for_processes
 from proteinlm.data.sources.files import Block, SourceFile
 from proteinlm.data.sources.spill import bucket_folder, drop_bucket
 from proteinlm.data.splits.mmseqs import SHORTEST
 from proteinlm.data.splits.rules import SPLITS
-from proteinlm.data.summary import Summary
 from proteinlm.errors import InputError
 from proteinlm.output.folders import DATASET
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from proteinlm.data.dataset.dataset import REJECTS
 from proteinlm.data.families.ids import SHOWN
-from proteinlm.data.pfam_run import FamilySources
-from proteinlm.data.stages import MapResult
+from proteinlm.data.ingest.family_sources import FamilySources
+from proteinlm.data.ingest.steps import MapResult
 from proteinlm.errors import InputError
 
 _HEADER = "source\trecord\taccession\treason\tdetail\n"

@@ -14,12 +14,12 @@ from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any
 
-from proteinlm.data import stages
 from proteinlm.data.dataset.datasheet import draw_figures
 from proteinlm.data.families import profile_search
 from proteinlm.data.families.table_counts import TableResult
 from proteinlm.data.families.table_join import INDEX, SortTask, TableTask, sort_partition, spill_rows
 from proteinlm.data.families.table_lookup import FamilyTables
+from proteinlm.data.ingest import steps as stages
 from proteinlm.data.sources.files import Block
 from proteinlm.data.sources.spill import cut_bucket
 from proteinlm.data.splits.rules import SplitsConfig
@@ -165,7 +165,7 @@ def pool(workers: int, arguments: tuple) -> Iterator[Submit]:
     # Processes come from a server that is forked before anything else runs in it: a fork of this process
     # would copy its threads' locks in whatever state they are (JAX warns of it).
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "proteinlm.data.processes"])
+    context.set_forkserver_preload(["__main__", "proteinlm.data.ingest.workers"])
     with _interrupts_ignored():
         # Processes have their signals from the server: a Ctrl-C must not reach one that is still importing.
         forkserver.ensure_running()

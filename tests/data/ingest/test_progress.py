@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from proteinlm.data import marker
-from proteinlm.data.marker import Marker, anything_finished
+from proteinlm.data.ingest import progress as marker
+from proteinlm.data.ingest.progress import Marker, anything_finished
 from proteinlm.errors import InputError
 
 

@@ -14,7 +14,7 @@ from proteinlm.data.families.profile_search import ProfileFile, Searched, read_p
 from proteinlm.data.families.table_counts import BadRow, TableFile
 from proteinlm.data.families.table_join import join_tables
 from proteinlm.data.families.table_lookup import FamilyTables, Mismatch
-from proteinlm.data.processes import Submit
+from proteinlm.data.ingest.workers import Submit
 from proteinlm.data.sources.locations import Location, expand
 
 FAMILY_REJECTS = "families_rejects.tsv"

@@ -11,7 +11,7 @@ from rich.console import Console
 from proteinlm.data.dataset.statistics import SplitStatistics, render
 from proteinlm.data.families.profile_search import Searched
 from proteinlm.data.families.table_counts import BadRow
-from proteinlm.data.pfam_run import FAMILY_REJECTS
+from proteinlm.data.ingest.family_sources import FAMILY_REJECTS
 from proteinlm.data.splits.from_manifest import UNMATCHED
 
 

@@ -10,16 +10,16 @@ from typing import Any
 from rich.console import Console
 
 from proteinlm.data.families.ids import PAPER_HELD_OUT_FAMILIES, check_families, read_held_out
-from proteinlm.data.ingest_config import IngestConfig
-from proteinlm.data.local_engine import MARKER, LocalEngine
-from proteinlm.data.marker import anything_finished
+from proteinlm.data.ingest.config import IngestConfig
+from proteinlm.data.ingest.local import MARKER, LocalEngine
+from proteinlm.data.ingest.progress import anything_finished
+from proteinlm.data.ingest.summary import Summary
 from proteinlm.data.sources import releases
 from proteinlm.data.sources.files import open_sources
 from proteinlm.data.sources.locations import Location, expand
 from proteinlm.data.splits.from_manifest import refuse_no_manifest
 from proteinlm.data.splits.mmseqs import find_mmseqs
 from proteinlm.data.splits.rules import SplitsConfig
-from proteinlm.data.summary import Summary
 from proteinlm.errors import InputError
 from proteinlm.output.folders import partial_folder, refuse_output, workplace
 
@@ -79,7 +79,7 @@ def _engine(config: IngestConfig) -> type[LocalEngine]:
     if config.engine == "local":
         return LocalEngine
     try:
-        from proteinlm.data.ingest_beam import BeamEngine, pipeline_options
+        from proteinlm.data.ingest.beam import BeamEngine, pipeline_options
     except ImportError as error:
         raise InputError(
             "--engine beam needs Apache Beam: pip install 'proteinlm[beam]', in an environment of its own if another "
