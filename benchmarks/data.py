@@ -58,7 +58,7 @@ def measure(dataset: str, form: str, threads: int, device: float) -> dict[str, f
         threads: that read ahead.
         device: seconds that an accelerator would take for each batch, during which this process waits.
     """
-    from proteinlm.data.batches import BatchesConfig, TrainBatches
+    from proteinlm.data.batches.batches import BatchesConfig, TrainBatches
     from proteinlm.data.dataset.dataset import ProteinDataset
 
     batches = TrainBatches(ProteinDataset.open(dataset), BatchesConfig(num_threads=threads, **FORMS[form]))

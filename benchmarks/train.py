@@ -37,7 +37,7 @@ from proteinlm.config import (
     SoftmaxConfig,
     load_config,
 )
-from proteinlm.data.batches import TrainBatches
+from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.sharding import place_batch
 from proteinlm.train import train

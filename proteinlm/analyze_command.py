@@ -20,7 +20,7 @@ from proteinlm.analysis.structures import read_chain
 from proteinlm.analysis.windows import holds_several
 from proteinlm.analyze_options import DEFAULT_PROTEIN, Analyze, Part
 from proteinlm.checkpoint import Run, load_run
-from proteinlm.data.batches import evaluation_batches
+from proteinlm.data.batches.batches import evaluation_batches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.sources.uniprot import first_record
 from proteinlm.errors import InputError

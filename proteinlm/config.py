@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from proteinlm import alphabet
-from proteinlm.data.batches import BatchesConfig
+from proteinlm.data.batches.batches import BatchesConfig
 from proteinlm.errors import InputError
 from proteinlm.models.attention import (
     FavorConfig,

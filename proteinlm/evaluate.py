@@ -26,7 +26,7 @@ from proteinlm.breakdowns import BREAKDOWNS, BY_TOKEN
 from proteinlm.cells import SplitResult, as_sums, cells_of, sum_cells, sum_rows, token_values
 from proteinlm.checkpoint import Run, load_run, read_run_files
 from proteinlm.config import Config
-from proteinlm.data.batches import evaluation_batches
+from proteinlm.data.batches.batches import evaluation_batches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.dataset.statistics import EmpiricalBaseline
 from proteinlm.errors import InputError

@@ -12,7 +12,7 @@ from flax import nnx
 
 from proteinlm import sharding, topologies
 from proteinlm.config import Config
-from proteinlm.data.batches import batch_shapes
+from proteinlm.data.batches.batches import batch_shapes
 from proteinlm.errors import InputError
 from proteinlm.flops import Work, work_of
 from proteinlm.models.attention.linear.state import fast_chunk_size

@@ -13,7 +13,7 @@ from typing import Any
 from proteinlm import processes, sharding
 from proteinlm.checkpoint import Checkpoints
 from proteinlm.config import Config
-from proteinlm.data.batches import TrainBatches
+from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.errors import Interrupted
 from proteinlm.evaluate import EvaluationStep, evaluate_split, make_evaluation_step

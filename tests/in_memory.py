@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from proteinlm import alphabet
-from proteinlm.data.batches import BatchesConfig, TrainBatches
+from proteinlm.data.batches.batches import BatchesConfig, TrainBatches
 
 
 class InMemory:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from proteinlm import processes
 from proteinlm.config import Config
-from proteinlm.data.batches import TrainBatches
+from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.errors import InputError, Interrupted
 from proteinlm.evaluate import evaluate_command
 from proteinlm.train import train

@@ -11,7 +11,7 @@ from test_resume import dataset, rows, small, unscored  # noqa: F401 (fixtures)
 
 from proteinlm import train as module
 from proteinlm.checkpoint import Checkpoints, load_run
-from proteinlm.data.batches import TrainBatches
+from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.errors import InputError, Interrupted
 from proteinlm.metrics import Sums
 from proteinlm.resume import differences

@@ -15,7 +15,7 @@ from proteinlm.config import (
     ObjectiveConfig,
     OptimizerConfig,
 )
-from proteinlm.data.batches import TrainBatches
+from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.trainer import Trainer
 

@@ -21,7 +21,7 @@ from proteinlm.config import (
     ModelConfig,
     OptimizerConfig,
 )
-from proteinlm.data.batches import TrainBatches
+from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.errors import InputError
 from proteinlm.logs import read_metrics

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from proteinlm.config import BatchesConfig, Config, load_config, named_configs
-from proteinlm.data.batches import TrainBatches
+from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.scale import LENGTH, scaled
 from proteinlm.sharding import one_device

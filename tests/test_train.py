@@ -27,7 +27,7 @@ from proteinlm.config import (
     ObjectiveConfig,
     OptimizerConfig,
 )
-from proteinlm.data.batches import evaluation_batches
+from proteinlm.data.batches.batches import evaluation_batches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.errors import InputError
 from proteinlm.evaluate import evaluate_split, make_evaluation_step

@@ -8,7 +8,7 @@ from in_memory import dataset
 
 from proteinlm import alphabet
 from proteinlm.config import ObjectiveConfig
-from proteinlm.data.batches import BatchesConfig, evaluation_batches
+from proteinlm.data.batches.batches import BatchesConfig, evaluation_batches
 from proteinlm.models.objective import make_example, residue_weights, sum_tokens, token_sums
 from proteinlm.models.segment_masks import bits_at, residues_at, uniform_at
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from proteinlm.data.plans import Batch, Isolated, Plan, Proteins, Singles, Windows
+from proteinlm.data.batches.plans import Batch, Isolated, Plan, Proteins, Singles, Windows
 from proteinlm.errors import InputError
 
 __all__ = ["Batch", "BatchesConfig", "Proteins", "TrainBatches", "batch_arrays", "batch_shapes", "evaluation_batches"]

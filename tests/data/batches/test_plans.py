@@ -21,7 +21,7 @@ from in_memory import (
 )
 
 from proteinlm import alphabet
-from proteinlm.data.batches import BatchesConfig, TrainBatches, batch_shapes, evaluation_batches
+from proteinlm.data.batches.batches import BatchesConfig, TrainBatches, batch_shapes, evaluation_batches
 from proteinlm.errors import InputError
 
 

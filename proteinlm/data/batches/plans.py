@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from proteinlm import alphabet
-from proteinlm.data.packing import Packing, pack
+from proteinlm.data.batches.packing import Packing, pack
 from proteinlm.errors import InputError
 
 Batch: TypeAlias = dict[str, np.ndarray]

@@ -6,7 +6,7 @@ from conftest import sample_records
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proteinlm.data.packing import pack
+from proteinlm.data.batches.packing import pack
 
 
 def rows_of(packing):

@@ -21,7 +21,7 @@ from in_memory import (
 )
 
 from proteinlm import alphabet
-from proteinlm.data.batches import BatchesConfig, TrainBatches, batch_arrays, batch_shapes, evaluation_batches
+from proteinlm.data.batches.batches import BatchesConfig, TrainBatches, batch_arrays, batch_shapes, evaluation_batches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.ingest.ingest import IngestConfig, ingest
 from proteinlm.errors import InputError

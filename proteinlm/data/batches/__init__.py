@@ -1,0 +1,1 @@
+"""Token batches from a dataset: which examples share a batch, and how rows are packed."""
