@@ -107,7 +107,7 @@ def _read_config(command: str, arguments: Sequence[str]) -> "tuple[str, Config, 
     Both are read first: the other options are the config's fields, with its values as defaults.
     """
     from proteinlm.config import Config, load_config, named_configs
-    from proteinlm.scale import scaled
+    from proteinlm.config.scale import scaled
 
     name = arguments[0] if arguments and not arguments[0].startswith("-") else None
     if name is None and not {"-h", "--help"} & set(arguments):

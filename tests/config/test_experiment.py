@@ -3,7 +3,6 @@ import json
 
 import pytest
 
-from proteinlm import config as config_module
 from proteinlm.config import (
     BatchesConfig,
     Config,
@@ -18,6 +17,7 @@ from proteinlm.config import (
     load_config,
     named_configs,
 )
+from proteinlm.config import experiment as config_module
 from proteinlm.errors import InputError
 from proteinlm.models.attention import ATTENTION
 

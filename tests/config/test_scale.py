@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from proteinlm.config import BatchesConfig, Config, load_config, named_configs
+from proteinlm.config.scale import LENGTH, scaled
 from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.data.dataset.dataset import ProteinDataset
-from proteinlm.scale import LENGTH, scaled
 from proteinlm.sharding import one_device
 from proteinlm.trainer import Trainer, count_parameters
 

@@ -324,7 +324,7 @@ def _dataclass_from_plain(expected: Any, value: Any, source: str, path: str) -> 
 
 
 def _config_folders() -> list[Path]:
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     # An installed package carries the experiments inside; a checkout has them beside it.
     return [package / "configs", package.parent / "configs"]
 

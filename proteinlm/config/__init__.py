@@ -1,0 +1,41 @@
+"""The configuration of an experiment: `Config` and its parts, as JSON, by name, and at small scale."""
+
+from proteinlm.config.experiment import (
+    VOCAB_SIZE,
+    BatchesConfig,
+    Config,
+    FavorConfig,
+    GeneralizedConfig,
+    IdentityConfig,
+    LinformerConfig,
+    MeshConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    PolynomialConfig,
+    PolySketchConfig,
+    ReformerConfig,
+    SoftmaxConfig,
+    load_config,
+    named_configs,
+)
+
+__all__ = [
+    "VOCAB_SIZE",
+    "BatchesConfig",
+    "Config",
+    "FavorConfig",
+    "GeneralizedConfig",
+    "IdentityConfig",
+    "LinformerConfig",
+    "MeshConfig",
+    "ModelConfig",
+    "ObjectiveConfig",
+    "OptimizerConfig",
+    "PolySketchConfig",
+    "PolynomialConfig",
+    "ReformerConfig",
+    "SoftmaxConfig",
+    "load_config",
+    "named_configs",
+]
