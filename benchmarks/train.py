@@ -39,7 +39,7 @@ from proteinlm.config import (
 )
 from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.data.dataset.dataset import ProteinDataset
-from proteinlm.sharding import place_batch
+from proteinlm.devices.sharding import place_batch
 from proteinlm.train import train
 from proteinlm.trainer import Trainer
 

@@ -19,8 +19,8 @@ import orbax.checkpoint as ocp
 from flax import nnx
 from jax.sharding import Mesh
 
-from proteinlm import processes, sharding
 from proteinlm.config import Config
+from proteinlm.devices import processes, sharding
 from proteinlm.errors import InputError
 from proteinlm.models.transformer import ProteinLM
 from proteinlm.output.files import whole_file

@@ -59,7 +59,7 @@ class Processes:
 
     def join(self) -> None:
         """Meet the others; nothing to do where none of the options is given."""
-        from proteinlm import processes
+        from proteinlm.devices import processes
 
         processes.join(self.coordinator, self.num_processes, self.process_id, automatic=self.distributed)
 
@@ -295,7 +295,7 @@ def _ended(command: str, arguments: Sequence[str], error: BaseException) -> int:
     One of several processes does not return, so that the others are not left waiting for it.
     """
     # Not imported for this: a command that never joined others has not waited for JAX.
-    processes = sys.modules.get("proteinlm.processes")
+    processes = sys.modules.get("proteinlm.devices.processes")
     found = _explained(error, arguments)
     gone = processes.who_is_gone(error) if processes and not found else None
     if gone:

@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from rich.markup import escape
 from rich.table import Table
 
-from proteinlm import alphabet, processes, sharding
+from proteinlm import alphabet
 from proteinlm.breakdowns import BREAKDOWNS, BY_TOKEN
 from proteinlm.cells import SplitResult, as_sums, cells_of, sum_cells, sum_rows, token_values
 from proteinlm.checkpoint import Run, load_run, read_run_files
@@ -29,6 +29,7 @@ from proteinlm.config import Config
 from proteinlm.data.batches.batches import evaluation_batches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.dataset.statistics import EmpiricalBaseline
+from proteinlm.devices import processes, sharding
 from proteinlm.errors import InputError
 from proteinlm.evaluation_files import Details, check_form, facts_of
 from proteinlm.logs import console, print_table

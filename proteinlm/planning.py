@@ -10,9 +10,9 @@ from typing import Any
 import jax
 from flax import nnx
 
-from proteinlm import sharding, topologies
 from proteinlm.config import Config
 from proteinlm.data.batches.batches import batch_shapes
+from proteinlm.devices import sharding, topologies
 from proteinlm.errors import InputError
 from proteinlm.flops import Work, work_of
 from proteinlm.models.attention.linear.state import fast_chunk_size

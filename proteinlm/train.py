@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proteinlm import processes, sharding
 from proteinlm.checkpoint import Checkpoints
 from proteinlm.config import Config
 from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.data.dataset.dataset import ProteinDataset
+from proteinlm.devices import processes, sharding
 from proteinlm.errors import Interrupted
 from proteinlm.evaluate import EvaluationStep, evaluate_split, make_evaluation_step
 from proteinlm.logs import METRICS_FILE, MetricsLog, TextLog, progress_line, read_metrics

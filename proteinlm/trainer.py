@@ -9,9 +9,9 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from proteinlm import sharding
 from proteinlm.config import Config
 from proteinlm.data.batches.batches import batch_arrays
+from proteinlm.devices import sharding
 from proteinlm.models.objective import Example, TokenSums, make_example, mean_loss, token_sums
 from proteinlm.models.randomness import random_key
 from proteinlm.models.transformer import ProteinLM

@@ -9,9 +9,9 @@ import signal
 import sys
 from pathlib import Path
 
-from proteinlm import processes
 from proteinlm.config import Config
 from proteinlm.data.batches.batches import TrainBatches
+from proteinlm.devices import processes
 from proteinlm.errors import InputError, Interrupted
 from proteinlm.evaluate import evaluate_command
 from proteinlm.train import train

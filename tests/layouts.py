@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from tiny_models import TINY, mechanism
 
-from proteinlm import sharding
 from proteinlm.config import BatchesConfig, Config, MeshConfig, ObjectiveConfig, OptimizerConfig
+from proteinlm.devices import sharding
 from proteinlm.trainer import Trainer
 
 ROWS, LENGTH, STEPS = 8, 16, 3

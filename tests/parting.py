@@ -10,11 +10,11 @@ import sys
 
 import jax
 
-from proteinlm import processes
 from proteinlm.cli import COMMANDS, main
 from proteinlm.config import BatchesConfig, Config, OptimizerConfig
+from proteinlm.devices import processes
+from proteinlm.devices.sharding import make_mesh
 from proteinlm.errors import InputError
-from proteinlm.sharding import make_mesh
 
 
 def tell(config, fingerprint, **others):

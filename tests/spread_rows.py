@@ -16,8 +16,8 @@ from flax import nnx
 from mechanisms import CASES
 from parameters import shaken
 
-from proteinlm import sharding
 from proteinlm.config import VOCAB_SIZE, BatchesConfig, Config, FavorConfig, MeshConfig, ModelConfig
+from proteinlm.devices import sharding
 from proteinlm.trainer import Trainer
 
 B, L, H, D, E = 3, 64, 2, 6, 5

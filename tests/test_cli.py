@@ -8,9 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from proteinlm import __version__, planning, processes
+from proteinlm import __version__, planning
 from proteinlm.cli import COMMANDS, main
 from proteinlm.config import load_config, named_configs
+from proteinlm.devices import processes
 from proteinlm.errors import InputError, Interrupted
 from proteinlm.flops import Work
 

@@ -17,10 +17,10 @@ from proteinlm.config import (
     load_config,
     named_configs,
 )
+from proteinlm.devices.sharding import one_device
 from proteinlm.errors import InputError
 from proteinlm.flops import Work
 from proteinlm.planning import ROWS, Plan, describe_plan, describe_trial, fit, plan, step_work
-from proteinlm.sharding import one_device
 from proteinlm.trainer import Trainer, count_parameters
 
 MODEL = ModelConfig(

@@ -23,11 +23,11 @@ from proteinlm.config import (
 )
 from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.data.dataset.dataset import ProteinDataset
+from proteinlm.devices.sharding import place_batch
 from proteinlm.errors import InputError
 from proteinlm.logs import read_metrics
 from proteinlm.optimizer import at_step
 from proteinlm.resume import differences
-from proteinlm.sharding import place_batch
 from proteinlm.train import train
 from proteinlm.trainer import Trainer
 

@@ -12,7 +12,7 @@ from layouts import MODEL
 from tiny_models import mechanism
 
 from proteinlm.config import BatchesConfig, Config, ObjectiveConfig
-from proteinlm.sharding import one_device
+from proteinlm.devices.sharding import one_device
 from proteinlm.trainer import Trainer
 
 ROWS, LENGTH = 8, 64

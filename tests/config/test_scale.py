@@ -13,7 +13,7 @@ from proteinlm.config import BatchesConfig, Config, load_config, named_configs
 from proteinlm.config.scale import LENGTH, scaled
 from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.data.dataset.dataset import ProteinDataset
-from proteinlm.sharding import one_device
+from proteinlm.devices.sharding import one_device
 from proteinlm.trainer import Trainer, count_parameters
 
 SIZES = {

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from proteinlm import topologies
+from proteinlm.devices import topologies
 from proteinlm.errors import InputError
 
 # As libtpu writes it, shortened: a loop of 6 around one of 4, a call, a branch, a fusion with a computation of its own.

@@ -13,9 +13,9 @@ from layouts import LAYOUTS, LENGTH, MODEL, ROWS
 from test_processes import TESTS, environment
 from tiny_models import KINDS, mechanism
 
-from proteinlm import sharding
 from proteinlm.checkpoint import named_arrays
 from proteinlm.config import BatchesConfig, Config, MeshConfig, ObjectiveConfig, load_config, named_configs
+from proteinlm.devices import sharding
 from proteinlm.errors import InputError
 from proteinlm.trainer import Trainer
 
