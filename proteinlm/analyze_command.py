@@ -12,10 +12,8 @@ import numpy as np
 from proteinlm.analysis.analyze import FEW_PROTEINS, analyze_head_kinds, analyze_protein, analyze_similarity
 from proteinlm.analysis.analyze_structure import analyze_structure
 from proteinlm.analysis.analyze_windows import analyze_windows
-from proteinlm.analysis.attention_maps import check_heads, check_layers
 from proteinlm.analysis.blosum import normalised_blosum
 from proteinlm.analysis.interactive import TooLargeError, analyze_interactive
-from proteinlm.analysis.proteins import BPT1_BOVIN, capacity
 from proteinlm.analysis.structures import read_chain
 from proteinlm.analysis.windows import holds_several
 from proteinlm.analyze_options import DEFAULT_PROTEIN, Analyze, Part
@@ -24,6 +22,8 @@ from proteinlm.data.batches.batches import evaluation_batches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.sources.uniprot import first_record
 from proteinlm.errors import InputError
+from proteinlm.inference.probing import check_heads, check_layers
+from proteinlm.inference.proteins import BPT1_BOVIN, capacity
 from proteinlm.logs import console
 from proteinlm.output.files import require_writable, whole_file
 from proteinlm.sequence_results import sequence_facts

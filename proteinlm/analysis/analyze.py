@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 
 from proteinlm.alphabet import STANDARD_RESIDUES
 from proteinlm.analysis import similarity
-from proteinlm.analysis.attention_maps import check_heads, check_layers
 from proteinlm.analysis.blosum import Agreement, closest_pairs, compare, normalised_blosum
 from proteinlm.analysis.clustering import clustered_order
 from proteinlm.analysis.head_kinds import DIFFUSE_EVENNESS, KINDS, PATTERNS, REACH, SEGMENTS, SHORTEST, measure_patterns
@@ -20,10 +19,11 @@ from proteinlm.analysis.head_table import NO_WEIGHTS, claims, head_table
 from proteinlm.analysis.kind_figures import kinds_figure
 from proteinlm.analysis.map_figures import attention_figure, heads_figure, lines_figure
 from proteinlm.analysis.protein_maps import choose_heads, measure_protein
-from proteinlm.analysis.proteins import BPT1_BOVIN, clipped, read_protein, refuse_fewer
 from proteinlm.analysis.similarity_figures import similarity_figure
 from proteinlm.analysis.similarity_table import agreement_by_head, agreement_by_layer
 from proteinlm.errors import InputError
+from proteinlm.inference.probing import check_heads, check_layers
+from proteinlm.inference.proteins import BPT1_BOVIN, clipped, read_protein, refuse_fewer
 from proteinlm.models.transformer import ProteinLM
 from proteinlm.output.figures import save_figure
 from proteinlm.output.saving import save_arrays, save_summary, save_table

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from proteinlm.analysis import contact_figures, contacts
-from proteinlm.analysis.attention_maps import attention_map
-from proteinlm.analysis.proteins import read_protein
 from proteinlm.analysis.structures import Chain, Placement, place_chain, read_chain
 from proteinlm.errors import InputError
+from proteinlm.inference.probing import attention_map
+from proteinlm.inference.proteins import read_protein
 from proteinlm.models.transformer import ProteinLM
 from proteinlm.output.figures import save_figure
 from proteinlm.output.saving import save_arrays, save_summary

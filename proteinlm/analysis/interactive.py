@@ -20,9 +20,9 @@ from jaxtyping import Float
 from matplotlib import colormaps
 
 from proteinlm import alphabet
-from proteinlm.analysis.attention_maps import attention_maps, check_heads, check_layers
-from proteinlm.analysis.proteins import BPT1_BOVIN, read_protein
 from proteinlm.errors import InputError
+from proteinlm.inference.probing import attention_maps, check_heads, check_layers
+from proteinlm.inference.proteins import BPT1_BOVIN, read_protein
 from proteinlm.models.transformer import ProteinLM
 from proteinlm.output import figures
 from proteinlm.output.files import whole_file

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32
 
-from proteinlm.analysis.attention_maps import column_blocks, pooled_maps
 from proteinlm.analysis.head_kinds import PATTERNS, SHORTEST, HeadPatterns, measure_patterns
 from proteinlm.analysis.head_table import head_table, telling_heads, vertical_positions
-from proteinlm.analysis.proteins import Protein
 from proteinlm.analysis.row_sums import RowSums, measure_row_sums, summarise
+from proteinlm.inference.probing import column_blocks, pooled_maps
+from proteinlm.inference.proteins import Protein
 from proteinlm.models.transformer import ProteinLM
 
 DRAWN = 1024

@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtyping import Bool, Float32, Integer
 
 from proteinlm.alphabet import PAD
-from proteinlm.analysis.attention_maps import queries_keys
+from proteinlm.inference.probing import queries_keys
 from proteinlm.models.attention.base import MechanismConfig
 from proteinlm.models.attention.generalized import SIGNED
 from proteinlm.models.transformer import ProteinLM

@@ -26,9 +26,9 @@ from flax import nnx
 from jaxtyping import Float64, Int64
 
 from proteinlm import alphabet
-from proteinlm.analysis.attention_maps import BLOCK, fold_columns, queries_keys
-from proteinlm.analysis.proteins import batched, read_proteins
 from proteinlm.errors import InputError
+from proteinlm.inference.probing import BLOCK, fold_columns, queries_keys
+from proteinlm.inference.proteins import batched, read_proteins
 from proteinlm.models.transformer import ProteinLM
 
 STANDARD = slice(0, alphabet.NUM_STANDARD)

@@ -19,8 +19,8 @@ import numpy as np
 from jaxtyping import Float64, Int64, Integer
 
 from proteinlm import alphabet
-from proteinlm.analysis.attention_maps import BLOCK, column_blocks
 from proteinlm.errors import InputError
+from proteinlm.inference.probing import BLOCK, column_blocks
 from proteinlm.models.transformer import ProteinLM
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from proteinlm import alphabet
-from proteinlm.analysis.attention_maps import queries_keys
+from proteinlm.inference.probing import queries_keys
 from proteinlm.models.attention import ATTENTION
 from proteinlm.models.transformer import ModelConfig, ProteinLM
 

@@ -6,9 +6,10 @@ import pandas as pd
 import pytest
 
 from proteinlm import alphabet
-from proteinlm.analysis import analyze, attention_maps, protein_maps
-from proteinlm.analysis.proteins import BPT1_BOVIN
+from proteinlm.analysis import analyze, protein_maps
 from proteinlm.errors import InputError
+from proteinlm.inference import probing
+from proteinlm.inference.proteins import BPT1_BOVIN
 
 SEQUENCES = [BPT1_BOVIN[start : start + 40] for start in range(0, 60, 20)]
 SEQUENCES += [b"WHWHMMNQNQ", b"ACDEFGHIKLMNPQRSTVWY"]
@@ -42,7 +43,7 @@ def test_a_proteins_maps_are_saved_without_special_tokens(make_model, tmp_path, 
         tokens, cut = np.append(np.uint8(alphabet.BOS), residues)[None], slice(1, None)
     else:
         tokens, cut = np.append(residues, np.uint8(alphabet.EOS))[None], slice(0, -1)
-    whole = attention_maps.attention_map(model, tokens, layer=1)
+    whole = probing.attention_map(model, tokens, layer=1)
     np.testing.assert_array_equal(saved["attention"][1], whole[0, :, cut, cut])
     # Not renormalised: what went to the special token is missing.
     sums = saved["attention"].sum(-1)
@@ -98,7 +99,7 @@ def test_a_long_protein_is_averaged_over_cells(make_model, tmp_path, undrawn, mo
     # The first residues keep weights of their own.
     layer, head = saved["detail_layers"][0], saved["detail_heads"][0]
     tokens = np.append(np.uint8(alphabet.BOS), alphabet.encode(BPT1_BOVIN[:60]))[None]
-    whole = attention_maps.attention_map(model, tokens, layer=int(layer))[0, head, 1:, 1:]
+    whole = probing.attention_map(model, tokens, layer=int(layer))[0, head, 1:, 1:]
     np.testing.assert_array_equal(saved["lines"][0], whole[:25, :25])
     np.testing.assert_allclose(saved["attention"][layer, head, 9, 3], whole[36:40, 12:16].mean(), rtol=1e-4)
 

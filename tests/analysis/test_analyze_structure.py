@@ -8,9 +8,9 @@ from structure_files import cif_text, hairpin, pdb_text, protein_atoms
 from proteinlm.analysis import analyze_structure as module
 from proteinlm.analysis import contacts
 from proteinlm.analysis.analyze_structure import analyze_structure
-from proteinlm.analysis.attention_maps import attention_maps
-from proteinlm.analysis.proteins import read_protein
 from proteinlm.errors import InputError
+from proteinlm.inference.probing import attention_maps
+from proteinlm.inference.proteins import read_protein
 
 LETTERS = "MKVLATGWCDEFGHIKLMNPQRSTVWYARNDCEQ"
 

@@ -6,7 +6,7 @@ import pytest
 from proteinlm import alphabet
 from proteinlm.analysis.head_kinds import REACH, HeadPatterns, kinds_of
 from proteinlm.analysis.head_table import claims, head_table, telling_heads, vertical_positions
-from proteinlm.analysis.proteins import Protein
+from proteinlm.inference.proteins import Protein
 
 LETTERS = b"MKVCAC" * 6
 

@@ -1,7 +1,7 @@
 import numpy as np
 
 from proteinlm.analysis import protein_maps
-from proteinlm.analysis.proteins import BPT1_BOVIN, read_protein
+from proteinlm.inference.proteins import BPT1_BOVIN, read_protein
 
 
 def test_heads_that_are_few_are_all_shown_with_their_kinds(make_model):

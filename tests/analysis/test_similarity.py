@@ -5,8 +5,8 @@ import pytest
 
 from proteinlm import alphabet
 from proteinlm.analysis import similarity
-from proteinlm.analysis.proteins import read_protein
 from proteinlm.errors import InputError
+from proteinlm.inference.proteins import read_protein
 
 LETTERS = alphabet.RESIDUES
 SEQUENCES = [b"MKVLAADEXDE", b"ACDEFGHIKLMNPQRSTVWYBZXOU", b"WW", b"G", b"DEDEFYFYILV"]

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from proteinlm import alphabet
 from proteinlm.analysis import windows
-from proteinlm.analysis.attention_maps import attention_map
 from proteinlm.errors import InputError
+from proteinlm.inference.probing import attention_map
 
 EOS = alphabet.EOS
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from proteinlm import alphabet, data
-from proteinlm.analysis.proteins import (
+from proteinlm.errors import InputError
+from proteinlm.inference.proteins import (
     BPT1_BOVIN,
     batched,
     capacity,
@@ -13,7 +14,6 @@ from proteinlm.analysis.proteins import (
     read_proteins,
     refuse_fewer,
 )
-from proteinlm.errors import InputError
 
 
 def test_bpt1_bovin_is_the_samples_p00974():
