@@ -17,15 +17,15 @@ from proteinlm.analysis.interactive import TooLargeError, analyze_interactive
 from proteinlm.analysis.structures import read_chain
 from proteinlm.analysis.windows import holds_several
 from proteinlm.analyze_options import DEFAULT_PROTEIN, Analyze, Part
-from proteinlm.checkpoint import Run, load_run
 from proteinlm.data.batches.batches import evaluation_batches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.sources.uniprot import first_record
 from proteinlm.errors import InputError
 from proteinlm.inference.probing import check_heads, check_layers
 from proteinlm.inference.proteins import BPT1_BOVIN, capacity
-from proteinlm.logs import console
 from proteinlm.output.files import require_writable, whole_file
+from proteinlm.runs.checkpoints import Run, load_run
+from proteinlm.runs.logs import console
 from proteinlm.sequence_results import sequence_facts
 
 MOST_FOR_KINDS = 100

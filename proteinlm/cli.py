@@ -239,7 +239,7 @@ def _analyze(arguments: Sequence[str]) -> None:
 
 def _report(arguments: Sequence[str]) -> None:
     given = tyro.cli(Report, args=arguments, prog="proteinlm report")
-    from proteinlm.report import write_report
+    from proteinlm.runs.report import write_report
 
     if not given.folders:
         raise InputError("name at least one run: proteinlm report RUN...")

@@ -6,13 +6,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proteinlm.checkpoint import Checkpoints
 from proteinlm.config import Config
 from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.devices import sharding
 from proteinlm.errors import InputError
-from proteinlm.run_folder import CHECKPOINTS, CONFIG_FILE, LOCK_FILE, RunLock, numbered, read_run_files, write_run_files
+from proteinlm.runs.checkpoints import Checkpoints
+from proteinlm.runs.folder import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    LOCK_FILE,
+    RunLock,
+    numbered,
+    read_run_files,
+    write_run_files,
+)
 from proteinlm.trainer import Trainer
 
 # What may differ between a run and its resumption without changing a single loss. The mesh is compared as it came out,

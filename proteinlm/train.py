@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proteinlm.checkpoint import Checkpoints
 from proteinlm.config import Config
 from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.devices import processes, sharding
 from proteinlm.errors import Interrupted
 from proteinlm.evaluate import EvaluationStep, evaluate_split, make_evaluation_step
-from proteinlm.logs import METRICS_FILE, MetricsLog, TextLog, progress_line, read_metrics
 from proteinlm.metrics import Sums
 from proteinlm.models.randomness import redraws_until
 from proteinlm.profiling import Profile
 from proteinlm.resume import accept, claim_run, first_state, position_of
-from proteinlm.run_folder import RunLock, environment, write_environment, write_readme
-from proteinlm.trackers import check_trackers, open_trackers
+from proteinlm.runs.checkpoints import Checkpoints
+from proteinlm.runs.folder import RunLock, environment, write_environment, write_readme
+from proteinlm.runs.logs import METRICS_FILE, MetricsLog, TextLog, progress_line, read_metrics
+from proteinlm.runs.trackers import check_trackers, open_trackers
 from proteinlm.trainer import Trainer, count_parameters
 from proteinlm.window import Window
 

@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from proteinlm.checkpoint import Checkpoints
 from proteinlm.config import Config
 from proteinlm.errors import InputError
-from proteinlm.logs import MetricsLog, ProgressLine
 from proteinlm.metrics import Sums
 from proteinlm.models.randomness import redraws_until
 from proteinlm.optimizer import learning_rate_schedule
+from proteinlm.runs.checkpoints import Checkpoints
+from proteinlm.runs.logs import MetricsLog, ProgressLine
 
 _SUMS = ("nll", "correct", "count")
 _FINITE = ("loss", "gradient_norm", "parameter_norm")

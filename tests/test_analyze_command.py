@@ -11,12 +11,12 @@ import pytest
 from proteinlm import alphabet, analyze_command
 from proteinlm.analysis import interactive
 from proteinlm.analyze_command import _names_in_windows
-from proteinlm.checkpoint import load_run
 from proteinlm.cli import main
 from proteinlm.config import IdentityConfig
 from proteinlm.data.batches.batches import evaluation_batches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.errors import InputError
+from proteinlm.runs.checkpoints import load_run
 from proteinlm.sequence_results import sequence_facts
 from proteinlm.train import train
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from proteinlm import alphabet
 from proteinlm.cells import CONFIDENCE_BINS, as_sums, bin_ends, cells_of, sum_cells, sum_rows, token_values
-from proteinlm.checkpoint import load_run
 from proteinlm.data.batches.batches import evaluation_batches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.evaluate import evaluate_split, make_evaluation_step
 from proteinlm.models.objective import make_example
 from proteinlm.models.randomness import random_key
+from proteinlm.runs.checkpoints import load_run
 
 NAMES = ("residue", "position", "confidence")
 

@@ -12,12 +12,12 @@ import pytest
 from test_sequence_results import with_identities
 
 from proteinlm.breakdowns import BREAKDOWNS
-from proteinlm.checkpoint import load_run
 from proteinlm.cli import main
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.errors import InputError
 from proteinlm.evaluate import evaluate_command
 from proteinlm.evaluation_files import facts_of
+from proteinlm.runs.checkpoints import load_run
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from proteinlm.config import (
     ModelConfig,
     SoftmaxConfig,
 )
-from proteinlm.logs import print_table
 from proteinlm.metrics import Sums, score
 from proteinlm.results_table import (
     BASELINE,
@@ -32,6 +31,7 @@ from proteinlm.results_table import (
     to_markdown,
     write_table,
 )
+from proteinlm.runs.logs import print_table
 
 
 def evaluated(label, kind="causal", attention=None, form="single", seed=0, splits=("test", "ood")):

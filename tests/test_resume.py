@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from test_processes import TESTS, environment
 
-from proteinlm.checkpoint import Checkpoints
 from proteinlm.config import (
     VOCAB_SIZE,
     BatchesConfig,
@@ -25,9 +24,10 @@ from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.devices.sharding import place_batch
 from proteinlm.errors import InputError
-from proteinlm.logs import read_metrics
 from proteinlm.optimizer import at_step
 from proteinlm.resume import differences
+from proteinlm.runs.checkpoints import Checkpoints
+from proteinlm.runs.logs import read_metrics
 from proteinlm.train import train
 from proteinlm.trainer import Trainer
 

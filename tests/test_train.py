@@ -16,7 +16,6 @@ import pytest
 from flax import nnx
 from in_memory import dataset
 
-from proteinlm.checkpoint import Checkpoints, load_run
 from proteinlm.config import (
     VOCAB_SIZE,
     BatchesConfig,
@@ -31,7 +30,8 @@ from proteinlm.data.batches.batches import evaluation_batches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.errors import InputError
 from proteinlm.evaluate import evaluate_split, make_evaluation_step
-from proteinlm.logs import read_metrics
+from proteinlm.runs.checkpoints import Checkpoints, load_run
+from proteinlm.runs.logs import read_metrics
 from proteinlm.train import Interrupted, train
 from proteinlm.trainer import Trainer
 

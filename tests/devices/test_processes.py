@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from test_train import BATCH, config
 
-from proteinlm.checkpoint import Checkpoints
 from proteinlm.config import MeshConfig
 from proteinlm.devices import processes
 from proteinlm.devices.sharding import one_device
 from proteinlm.errors import InputError
 from proteinlm.evaluate import evaluate_command
-from proteinlm.logs import read_metrics
+from proteinlm.runs.checkpoints import Checkpoints
+from proteinlm.runs.logs import read_metrics
 from proteinlm.train import train
 
 TESTS = Path(__file__).parent

@@ -13,10 +13,10 @@ from layouts import LAYOUTS, LENGTH, MODEL, ROWS
 from test_processes import TESTS, environment
 from tiny_models import KINDS, mechanism
 
-from proteinlm.checkpoint import named_arrays
 from proteinlm.config import BatchesConfig, Config, MeshConfig, ObjectiveConfig, load_config, named_configs
 from proteinlm.devices import sharding
 from proteinlm.errors import InputError
+from proteinlm.runs.checkpoints import named_arrays
 from proteinlm.trainer import Trainer
 
 # Layouts of each mechanism; the last one of all splits rows, parameters and heads.

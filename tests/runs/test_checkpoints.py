@@ -12,10 +12,10 @@ from flax import nnx
 from mechanisms import CAUSAL
 from tiny_models import build, mechanism
 
-from proteinlm.checkpoint import Checkpoints, load_run, named_arrays, with_named_arrays
 from proteinlm.config import Config
 from proteinlm.errors import InputError
-from proteinlm.run_folder import read_run_files
+from proteinlm.runs.checkpoints import Checkpoints, load_run, named_arrays, with_named_arrays
+from proteinlm.runs.folder import read_run_files
 
 
 def tree(value=1.0):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proteinlm.storage_errors import quiet_callbacks, reason_of
+from proteinlm.runs.storage_errors import quiet_callbacks, reason_of
 
 
 def test_the_code_and_the_last_file_are_what_matters():

@@ -6,7 +6,7 @@ import pytest
 from proteinlm.config import Config
 from proteinlm.errors import InputError
 from proteinlm.evaluate import evaluate_command
-from proteinlm.report import RunFiles, _course, find_runs, markdown_table, what_the_scores_say, write_report
+from proteinlm.runs.report import RunFiles, _course, find_runs, markdown_table, what_the_scores_say, write_report
 
 
 def scores(test, ood, half_width=0.1, baselines=(18.0, 18.0)):

@@ -10,16 +10,16 @@ import pytest
 from test_resume import dataset, rows, small  # noqa: F401 (a fixture)
 
 from proteinlm import __version__
-from proteinlm.checkpoint import Checkpoints
 from proteinlm.config import load_config
 from proteinlm.errors import InputError
 from proteinlm.metrics import Sums
-from proteinlm.run_folder import RunLock, git_state, read_environment, write_environment
+from proteinlm.runs.checkpoints import Checkpoints
+from proteinlm.runs.folder import RunLock, git_state, read_environment, write_environment
 from proteinlm.train import train
 
 HOLDS = """
 import pathlib, sys, time
-from proteinlm.run_folder import RunLock
+from proteinlm.runs.folder import RunLock
 RunLock(pathlib.Path(sys.argv[1])).take()
 held = RunLock(pathlib.Path(sys.argv[2]))
 held.take()

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from proteinlm.errors import InputError
-from proteinlm.logs import METRICS_FILE, MetricsLog, progress_line, read_metrics
+from proteinlm.runs.logs import METRICS_FILE, MetricsLog, progress_line, read_metrics
 
 
 def test_lines_are_appended_and_those_after_the_resumed_step_go(tmp_path):
@@ -53,7 +53,7 @@ def test_bad_files_are_named(tmp_path):
 
 
 def test_a_log_file_gets_plain_lines(capsys, monkeypatch):
-    from proteinlm import logs
+    from proteinlm.runs import logs
 
     monkeypatch.setattr(logs, "console", logs.Console(stderr=True, force_terminal=False, width=200))
     monkeypatch.setattr(logs.ProgressLine, "PLAIN_EVERY_SECONDS", 0.0)

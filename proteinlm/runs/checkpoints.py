@@ -24,8 +24,8 @@ from proteinlm.devices import processes, sharding
 from proteinlm.errors import InputError
 from proteinlm.models.transformer import ProteinLM
 from proteinlm.output.files import whole_file
-from proteinlm.run_folder import CHECKPOINTS, numbered, read_run_files
-from proteinlm.storage_errors import full_disk_is_said, of_main_thread, quiet_callbacks, reason_of
+from proteinlm.runs.folder import CHECKPOINTS, numbered, read_run_files
+from proteinlm.runs.storage_errors import full_disk_is_said, of_main_thread, quiet_callbacks, reason_of
 
 
 def named_arrays(tree: Any) -> dict[str, Any]:

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proteinlm.config import Config
-from proteinlm.curves import Curve, plot_curves
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.dataset.statistics import table_1
 from proteinlm.errors import InputError
-from proteinlm.logs import read_metrics
 from proteinlm.models.attention import ATTENTION
 from proteinlm.output.figures import save_figure
 from proteinlm.output.files import whole_file
-from proteinlm.run_folder import CHECKPOINTS, CONFIG_FILE, read_run_files
+from proteinlm.runs.curves import Curve, plot_curves
+from proteinlm.runs.folder import CHECKPOINTS, CONFIG_FILE, read_run_files
+from proteinlm.runs.logs import read_metrics
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from proteinlm.curves import Curve, plot_curves, train_points
+from proteinlm.runs.curves import Curve, plot_curves, train_points
 
 
 def train_row(step, loss, accuracy=0.25, tokens=100):

@@ -9,8 +9,8 @@ from test_resume import dataset, small, unscored  # noqa: F401 (fixtures)
 
 from proteinlm.config import Config
 from proteinlm.errors import InputError
-from proteinlm.logs import MetricsLog
-from proteinlm.trackers import check_trackers, open_trackers
+from proteinlm.runs.logs import MetricsLog
+from proteinlm.runs.trackers import check_trackers, open_trackers
 from proteinlm.train import train
 
 

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from proteinlm.errors import InputError
 from proteinlm.output.files import whole_file
-from proteinlm.trackers import Tracker, tagged
+from proteinlm.runs.trackers import Tracker, tagged
 
 METRICS_FILE = "metrics.jsonl"
 TEXT_FILE = "train.log"
