@@ -21,12 +21,12 @@ from proteinlm.data.batches.batches import evaluation_batches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.sources.uniprot import first_record
 from proteinlm.errors import InputError
+from proteinlm.evaluation.sequences import sequence_facts
 from proteinlm.inference.probing import check_heads, check_layers
 from proteinlm.inference.proteins import BPT1_BOVIN, capacity
 from proteinlm.output.files import require_writable, whole_file
 from proteinlm.runs.checkpoints import Run, load_run
 from proteinlm.runs.logs import console
-from proteinlm.sequence_results import sequence_facts
 
 MOST_FOR_KINDS = 100
 """Proteins that head kinds are measured on at most: more change no kind, and each is probed whole."""

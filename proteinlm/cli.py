@@ -19,7 +19,7 @@ import tyro
 
 from proteinlm import __version__
 from proteinlm.errors import InputError, Interrupted
-from proteinlm.evaluate_options import EvaluateOptions
+from proteinlm.evaluation.options import EvaluateOptions
 
 if TYPE_CHECKING:
     from proteinlm.config import Config
@@ -219,7 +219,7 @@ def _plan(arguments: Sequence[str]) -> None:
 
 def _evaluate(arguments: Sequence[str]) -> None:
     given = tyro.cli(Evaluate, args=arguments, prog="proteinlm evaluate")
-    from proteinlm.evaluate import evaluate_command
+    from proteinlm.evaluation.evaluate import evaluate_command
 
     given.processes.join()
     evaluate_command(

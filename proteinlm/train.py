@@ -15,8 +15,8 @@ from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.devices import processes, sharding
 from proteinlm.errors import Interrupted
-from proteinlm.evaluate import EvaluationStep, evaluate_split, make_evaluation_step
-from proteinlm.metrics import Sums
+from proteinlm.evaluation.evaluate import EvaluationStep, evaluate_split, make_evaluation_step
+from proteinlm.evaluation.metrics import Sums
 from proteinlm.models.randomness import redraws_until
 from proteinlm.profiling import Profile
 from proteinlm.resume import accept, claim_run, first_state, position_of

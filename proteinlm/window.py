@@ -12,7 +12,7 @@ import numpy as np
 
 from proteinlm.config import Config
 from proteinlm.errors import InputError
-from proteinlm.metrics import Sums
+from proteinlm.evaluation.metrics import Sums
 from proteinlm.models.randomness import redraws_until
 from proteinlm.optimizer import learning_rate_schedule
 from proteinlm.runs.checkpoints import Checkpoints

@@ -13,7 +13,7 @@ from proteinlm.config import Config
 from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.devices import processes
 from proteinlm.errors import InputError, Interrupted
-from proteinlm.evaluate import evaluate_command
+from proteinlm.evaluation.evaluate import evaluate_command
 from proteinlm.train import train
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from proteinlm.config import IdentityConfig
 from proteinlm.data.batches.batches import evaluation_batches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.errors import InputError
+from proteinlm.evaluation.sequences import sequence_facts
 from proteinlm.runs.checkpoints import load_run
-from proteinlm.sequence_results import sequence_facts
 from proteinlm.train import train
 
 sys.path.insert(0, str(Path(__file__).parent / "analysis"))

@@ -29,7 +29,7 @@ from proteinlm.config import (
 from proteinlm.data.batches.batches import evaluation_batches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.errors import InputError
-from proteinlm.evaluate import evaluate_split, make_evaluation_step
+from proteinlm.evaluation.evaluate import evaluate_split, make_evaluation_step
 from proteinlm.runs.checkpoints import Checkpoints, load_run
 from proteinlm.runs.logs import read_metrics
 from proteinlm.train import Interrupted, train

@@ -19,7 +19,7 @@ from proteinlm.config import MeshConfig
 from proteinlm.devices import processes
 from proteinlm.devices.sharding import one_device
 from proteinlm.errors import InputError
-from proteinlm.evaluate import evaluate_command
+from proteinlm.evaluation.evaluate import evaluate_command
 from proteinlm.runs.checkpoints import Checkpoints
 from proteinlm.runs.logs import read_metrics
 from proteinlm.train import train

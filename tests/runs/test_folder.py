@@ -12,7 +12,7 @@ from test_resume import dataset, rows, small  # noqa: F401 (a fixture)
 from proteinlm import __version__
 from proteinlm.config import load_config
 from proteinlm.errors import InputError
-from proteinlm.metrics import Sums
+from proteinlm.evaluation.metrics import Sums
 from proteinlm.runs.checkpoints import Checkpoints
 from proteinlm.runs.folder import RunLock, git_state, read_environment, write_environment
 from proteinlm.train import train

@@ -5,7 +5,7 @@ import pytest
 
 from proteinlm.config import Config
 from proteinlm.errors import InputError
-from proteinlm.evaluate import evaluate_command
+from proteinlm.evaluation.evaluate import evaluate_command
 from proteinlm.runs.report import RunFiles, _course, find_runs, markdown_table, what_the_scores_say, write_report
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from proteinlm.breakdowns import Cell
-from proteinlm.cells import CONFIDENCE_BINS
-from proteinlm.metrics import ENDS, FEWEST, Sums, resampled
+from proteinlm.evaluation.breakdowns import Cell
+from proteinlm.evaluation.metrics import ENDS, FEWEST, Sums, resampled
+from proteinlm.evaluation.sums import CONFIDENCE_BINS
 from proteinlm.output.figures import PAGE, line_heights, split_look, style, wrapped
 
 FEW_TOKENS = 100

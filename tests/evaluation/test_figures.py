@@ -6,9 +6,9 @@ from legible import check_legible
 from matplotlib.colors import to_hex
 
 from proteinlm import alphabet
-from proteinlm.breakdown_figures import FAMILIES_DRAWN, arrays, drawn_cells, plot_breakdown
-from proteinlm.breakdowns import sequence_cells, token_cells, token_labels
-from proteinlm.metrics import Sums
+from proteinlm.evaluation.breakdowns import sequence_cells, token_cells, token_labels
+from proteinlm.evaluation.figures import FAMILIES_DRAWN, arrays, drawn_cells, plot_breakdown
+from proteinlm.evaluation.metrics import Sums
 
 
 def cells_by(by, splits=("test", "ood"), n=60):

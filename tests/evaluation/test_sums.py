@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proteinlm import alphabet
-from proteinlm.cells import CONFIDENCE_BINS, as_sums, bin_ends, cells_of, sum_cells, sum_rows, token_values
 from proteinlm.data.batches.batches import evaluation_batches
 from proteinlm.data.dataset.dataset import ProteinDataset
-from proteinlm.evaluate import evaluate_split, make_evaluation_step
+from proteinlm.evaluation.evaluate import evaluate_split, make_evaluation_step
+from proteinlm.evaluation.sums import CONFIDENCE_BINS, as_sums, bin_ends, cells_of, sum_cells, sum_rows, token_values
 from proteinlm.models.objective import make_example
 from proteinlm.models.randomness import random_key
 from proteinlm.runs.checkpoints import load_run

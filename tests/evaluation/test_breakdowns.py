@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 
 from proteinlm import alphabet
-from proteinlm.breakdowns import cells_frame, sequence_cells, sequence_groups, token_cells, token_labels
 from proteinlm.errors import InputError
-from proteinlm.metrics import Sums, bootstrap
+from proteinlm.evaluation.breakdowns import cells_frame, sequence_cells, sequence_groups, token_cells, token_labels
+from proteinlm.evaluation.metrics import Sums, bootstrap
 
 ABOUT = {"split": "test", "objective": "causal", "model": "m", "tokens": "residues"}
 

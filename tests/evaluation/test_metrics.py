@@ -4,8 +4,8 @@ import time
 import numpy as np
 import pytest
 
-from proteinlm import metrics
-from proteinlm.metrics import Sums, bootstrap, score
+from proteinlm.evaluation import metrics
+from proteinlm.evaluation.metrics import Sums, bootstrap, score
 
 ROW = {"split": "test", "objective": "causal", "model": "m", "tokens": "residues"}
 

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from proteinlm.config import Config
-from proteinlm.metrics import FEWEST, Score
+from proteinlm.evaluation.metrics import FEWEST, Score
 from proteinlm.models.attention import FavorConfig, GeneralizedConfig, SoftmaxConfig
 from proteinlm.output.files import whole_file
 

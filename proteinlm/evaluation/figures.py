@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from proteinlm import alphabet
-from proteinlm.breakdowns import Cell
-from proteinlm.metrics import FEWEST
+from proteinlm.evaluation.breakdowns import Cell
+from proteinlm.evaluation.metrics import FEWEST
 from proteinlm.output.figures import PAGE, split_look, style, wrapped
 
 _LABELS = {

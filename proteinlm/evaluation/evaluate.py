@@ -22,20 +22,20 @@ from rich.markup import escape
 from rich.table import Table
 
 from proteinlm import alphabet
-from proteinlm.breakdowns import BREAKDOWNS, BY_TOKEN
-from proteinlm.cells import SplitResult, as_sums, cells_of, sum_cells, sum_rows, token_values
 from proteinlm.config import Config
 from proteinlm.data.batches.batches import evaluation_batches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.dataset.statistics import EmpiricalBaseline
 from proteinlm.devices import processes, sharding
 from proteinlm.errors import InputError
-from proteinlm.evaluation_files import Details, check_form, facts_of
-from proteinlm.metrics import Score, Sums, score
+from proteinlm.evaluation.breakdowns import BREAKDOWNS, BY_TOKEN
+from proteinlm.evaluation.files import Details, check_form, facts_of
+from proteinlm.evaluation.metrics import Score, Sums, score
+from proteinlm.evaluation.paper_table import Evaluated, write_table
+from proteinlm.evaluation.sums import SplitResult, as_sums, cells_of, sum_cells, sum_rows, token_values
 from proteinlm.models.objective import make_example, residue_weights, sum_tokens
 from proteinlm.models.randomness import random_key
 from proteinlm.output.files import require_writable, whole_file
-from proteinlm.results_table import Evaluated, write_table
 from proteinlm.runs.checkpoints import Run, load_run, read_run_files
 from proteinlm.runs.logs import console, print_table
 

@@ -9,8 +9,8 @@ import pytest
 
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.errors import InputError
-from proteinlm.metrics import Sums
-from proteinlm.sequence_results import sequence_facts, write_sequences
+from proteinlm.evaluation.metrics import Sums
+from proteinlm.evaluation.sequences import sequence_facts, write_sequences
 
 
 def with_identities(folder, source, *, leave_out=0):

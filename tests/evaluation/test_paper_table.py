@@ -19,8 +19,8 @@ from proteinlm.config import (
     ModelConfig,
     SoftmaxConfig,
 )
-from proteinlm.metrics import Sums, score
-from proteinlm.results_table import (
+from proteinlm.evaluation.metrics import Sums, score
+from proteinlm.evaluation.paper_table import (
     BASELINE,
     PAPER,
     Evaluated,

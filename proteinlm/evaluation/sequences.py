@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from proteinlm.data.dataset.dataset import MANIFEST, MANIFEST_SCHEMA, ProteinDataset
 from proteinlm.errors import InputError
-from proteinlm.metrics import Sums
+from proteinlm.evaluation.metrics import Sums
 from proteinlm.output.files import whole_file
 
 SEQUENCES_FILE = "sequences.parquet"

@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from proteinlm.breakdown_figures import arrays, plot_breakdown
-from proteinlm.breakdowns import (
+from proteinlm.data.dataset.dataset import ProteinDataset
+from proteinlm.errors import InputError
+from proteinlm.evaluation.breakdowns import (
     BY_SEQUENCE,
     BY_TOKEN,
     Cell,
@@ -22,13 +23,12 @@ from proteinlm.breakdowns import (
     token_cells,
     token_labels,
 )
-from proteinlm.calibration import Calibration, bin_labels, calibration, plot_reliability
-from proteinlm.cells import SplitResult
-from proteinlm.data.dataset.dataset import ProteinDataset
-from proteinlm.errors import InputError
+from proteinlm.evaluation.calibration import Calibration, bin_labels, calibration, plot_reliability
+from proteinlm.evaluation.figures import arrays, plot_breakdown
+from proteinlm.evaluation.sequences import SEQUENCES_FILE, sequence_facts, write_sequences
+from proteinlm.evaluation.sums import SplitResult
 from proteinlm.output.figures import save_figure
 from proteinlm.output.files import whole_file
-from proteinlm.sequence_results import SEQUENCES_FILE, sequence_facts, write_sequences
 
 
 def check_form(run: str, form: str, by: Sequence[str]) -> None:

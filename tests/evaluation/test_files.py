@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 from test_sequence_results import with_identities
 
-from proteinlm.breakdowns import BREAKDOWNS
 from proteinlm.cli import main
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.errors import InputError
-from proteinlm.evaluate import evaluate_command
-from proteinlm.evaluation_files import facts_of
+from proteinlm.evaluation.breakdowns import BREAKDOWNS
+from proteinlm.evaluation.evaluate import evaluate_command
+from proteinlm.evaluation.files import facts_of
 from proteinlm.runs.checkpoints import load_run
 
 
@@ -117,7 +117,7 @@ def test_windows_have_breakdowns_by_token_alone(tiny_runs, tmp_path, capsys):
 
 
 def test_what_a_dataset_has_not_is_said_before_the_model_runs(tiny_runs, tiny_dataset, monkeypatch):
-    monkeypatch.setattr("proteinlm.evaluate.evaluate_splits", None)
+    monkeypatch.setattr("proteinlm.evaluation.evaluate.evaluate_splits", None)
     with pytest.raises(InputError, match="--split-identity"):
         evaluate_command([tiny_runs["causal"]], ("test",), None, None, by=["identity"])
     assert set(facts_of(ProteinDataset.open(tiny_dataset), ("test", "ood"), "isolated", ())) == {"test", "ood"}

@@ -9,10 +9,10 @@ import pytest
 from legible import check_legible
 
 from proteinlm import alphabet
-from proteinlm.breakdowns import token_cells
-from proteinlm.calibration import FEW_TOKENS, bin_labels, calibration, expected_error, plot_reliability
-from proteinlm.cells import as_sums, cells_of, sum_cells, token_values
-from proteinlm.metrics import Sums
+from proteinlm.evaluation.breakdowns import token_cells
+from proteinlm.evaluation.calibration import FEW_TOKENS, bin_labels, calibration, expected_error, plot_reliability
+from proteinlm.evaluation.metrics import Sums
+from proteinlm.evaluation.sums import as_sums, cells_of, sum_cells, token_values
 
 ABOUT = {"split": "test", "objective": "causal", "model": "made up", "tokens": "residues"}
 

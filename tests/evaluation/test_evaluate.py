@@ -12,10 +12,10 @@ import pytest
 from flax import nnx
 
 from proteinlm import alphabet
-from proteinlm import evaluate as evaluate_module
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.errors import InputError
-from proteinlm.evaluate import evaluate, evaluate_command, evaluate_split, make_evaluation_step, write_scores
+from proteinlm.evaluation import evaluate as evaluate_module
+from proteinlm.evaluation.evaluate import evaluate, evaluate_command, evaluate_split, make_evaluation_step, write_scores
 from proteinlm.output import files
 from proteinlm.runs.checkpoints import load_run
 

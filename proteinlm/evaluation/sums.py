@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from proteinlm import alphabet
-from proteinlm.metrics import Sums
+from proteinlm.evaluation.metrics import Sums
 from proteinlm.models.objective import sum_tokens
 from proteinlm.models.positions import positions_in
 

@@ -13,9 +13,9 @@ import pandas as pd
 import pyarrow as pa
 
 from proteinlm import alphabet
-from proteinlm.cells import bin_ends
 from proteinlm.errors import InputError
-from proteinlm.metrics import Score, Sums, bootstrap_cells, score
+from proteinlm.evaluation.metrics import Score, Sums, bootstrap_cells, score
+from proteinlm.evaluation.sums import bin_ends
 
 BY_TOKEN = ("residue", "position")
 BY_SEQUENCE = ("family", "length", "identity")

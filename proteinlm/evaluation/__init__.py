@@ -1,0 +1,1 @@
+"""`proteinlm evaluate`: accuracy and perplexity of whole splits, breakdowns, calibration, Table 2."""
