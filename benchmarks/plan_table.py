@@ -24,7 +24,7 @@ from proteinlm.config import (
     load_config,
 )
 from proteinlm.errors import InputError
-from proteinlm.planning import Plan, fit, plan
+from proteinlm.training.planning import Plan, fit, plan
 
 FILE = Path(__file__).with_name("plan_table.csv")
 ATTENTION: dict[str, Any] = {

@@ -40,8 +40,8 @@ from proteinlm.config import (
 from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.devices.sharding import place_batch
-from proteinlm.train import train
-from proteinlm.trainer import Trainer
+from proteinlm.training.step import Trainer
+from proteinlm.training.train import train
 
 ATTENTION: dict[str, Any] = {
     "identity": IdentityConfig(),

@@ -156,8 +156,8 @@ def _train(arguments: Sequence[str]) -> None:
             "--model.num-layers 12"
         ),
     )
-    from proteinlm.planning import describe_plan, plan
-    from proteinlm.train import train
+    from proteinlm.training.planning import describe_plan, plan
+    from proteinlm.training.train import train
 
     if given.dry_run:
         print(describe_plan(plan(given.config)))
@@ -201,7 +201,7 @@ def _plan(arguments: Sequence[str]) -> None:
             "--rows-per-device 64"
         ),
     )
-    from proteinlm.planning import describe_plan, describe_trial, fit, plan
+    from proteinlm.training.planning import describe_plan, describe_trial, fit, plan
 
     if not given.fit:
         print(describe_plan(plan(given.config, given.topology, given.rows_per_device)))

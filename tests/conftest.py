@@ -134,7 +134,7 @@ def tiny_runs(tmp_path_factory, tiny_dataset) -> dict[str, Path]:
         ModelConfig,
         ObjectiveConfig,
     )
-    from proteinlm.train import train
+    from proteinlm.training.train import train
 
     folder = tmp_path_factory.mktemp("runs")
     model = ModelConfig(

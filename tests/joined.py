@@ -14,7 +14,7 @@ from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.devices import processes
 from proteinlm.errors import InputError, Interrupted
 from proteinlm.evaluation.evaluate import evaluate_command
-from proteinlm.train import train
+from proteinlm.training.train import train
 
 if __name__ == "__main__":
     index, config, dataset, run = int(sys.argv[1]), Config.from_json(Path(sys.argv[3]).read_text()), *sys.argv[4:]

@@ -14,7 +14,7 @@ from tiny_models import TINY, mechanism
 
 from proteinlm.config import BatchesConfig, Config, MeshConfig, ObjectiveConfig, OptimizerConfig
 from proteinlm.devices import sharding
-from proteinlm.trainer import Trainer
+from proteinlm.training.step import Trainer
 
 ROWS, LENGTH, STEPS = 8, 16, 3
 MODEL = dataclasses.replace(TINY, num_layers=2, num_heads=4, embed_dim=32, mlp_dim=48, max_length=LENGTH)

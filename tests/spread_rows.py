@@ -18,7 +18,7 @@ from parameters import shaken
 
 from proteinlm.config import VOCAB_SIZE, BatchesConfig, Config, FavorConfig, MeshConfig, ModelConfig
 from proteinlm.devices import sharding
-from proteinlm.trainer import Trainer
+from proteinlm.training.step import Trainer
 
 B, L, H, D, E = 3, 64, 2, 6, 5
 SPREAD = MeshConfig(data=1, sequence=8)

@@ -18,7 +18,7 @@ from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.errors import InputError
 from proteinlm.evaluation.sequences import sequence_facts
 from proteinlm.runs.checkpoints import load_run
-from proteinlm.train import train
+from proteinlm.training.train import train
 
 sys.path.insert(0, str(Path(__file__).parent / "analysis"))
 from structure_files import hairpin, pdb_text, protein_atoms

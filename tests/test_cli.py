@@ -8,12 +8,13 @@ import sys
 import numpy as np
 import pytest
 
-from proteinlm import __version__, planning
+from proteinlm import __version__
 from proteinlm.cli import COMMANDS, main
 from proteinlm.config import load_config, named_configs
 from proteinlm.devices import processes
 from proteinlm.errors import InputError, Interrupted
-from proteinlm.flops import Work
+from proteinlm.training import planning
+from proteinlm.training.flops import Work
 
 
 def proteinlm(*arguments, cwd=None):

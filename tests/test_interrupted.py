@@ -9,13 +9,13 @@ import signal
 import pytest
 from test_resume import dataset, rows, small, unscored  # noqa: F401 (fixtures)
 
-from proteinlm import train as module
 from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.errors import InputError, Interrupted
 from proteinlm.evaluation.metrics import Sums
-from proteinlm.resume import differences
 from proteinlm.runs.checkpoints import Checkpoints, load_run
-from proteinlm.train import train
+from proteinlm.training import train as module
+from proteinlm.training.resume import differences
+from proteinlm.training.train import train
 
 
 class Killed(BaseException):

@@ -17,7 +17,7 @@ from proteinlm.config import (
 )
 from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.data.dataset.dataset import ProteinDataset
-from proteinlm.trainer import Trainer
+from proteinlm.training.step import Trainer
 
 MODEL = ModelConfig(
     vocab_size=VOCAB_SIZE, num_layers=2, num_heads=2, embed_dim=32, mlp_dim=64, max_length=64, dropout=0.0

@@ -14,7 +14,7 @@ from proteinlm.config.scale import LENGTH, scaled
 from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.devices.sharding import one_device
-from proteinlm.trainer import Trainer, count_parameters
+from proteinlm.training.step import Trainer, count_parameters
 
 SIZES = {
     "num_layers", "num_heads", "embed_dim", "mlp_dim", "max_length", "attention", "num_features", "chunk_size",

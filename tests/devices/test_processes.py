@@ -22,7 +22,7 @@ from proteinlm.errors import InputError
 from proteinlm.evaluation.evaluate import evaluate_command
 from proteinlm.runs.checkpoints import Checkpoints
 from proteinlm.runs.logs import read_metrics
-from proteinlm.train import train
+from proteinlm.training.train import train
 
 TESTS = Path(__file__).parent
 

@@ -17,7 +17,7 @@ from proteinlm.config import BatchesConfig, Config, MeshConfig, ObjectiveConfig,
 from proteinlm.devices import sharding
 from proteinlm.errors import InputError
 from proteinlm.runs.checkpoints import named_arrays
-from proteinlm.trainer import Trainer
+from proteinlm.training.step import Trainer
 
 # Layouts of each mechanism; the last one of all splits rows, parameters and heads.
 TRAINED = {name: ["one", "data2_fsdp2_tensor2"] for name in ("softmax", "polysketch", "linformer_learned", "reformer")}

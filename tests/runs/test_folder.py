@@ -15,7 +15,7 @@ from proteinlm.errors import InputError
 from proteinlm.evaluation.metrics import Sums
 from proteinlm.runs.checkpoints import Checkpoints
 from proteinlm.runs.folder import RunLock, git_state, read_environment, write_environment
-from proteinlm.train import train
+from proteinlm.training.train import train
 
 HOLDS = """
 import pathlib, sys, time
@@ -86,15 +86,15 @@ def test_what_a_run_leaves_explains_itself(tmp_path, dataset, monkeypatch):  # n
         def close(self):
             told.append("closed")
 
-    monkeypatch.setattr("proteinlm.train.check_trackers", lambda text: (text,))
-    monkeypatch.setattr("proteinlm.train.open_trackers", lambda names, run, start, config: [Tracker()])
+    monkeypatch.setattr("proteinlm.training.train.check_trackers", lambda text: (text,))
+    monkeypatch.setattr("proteinlm.training.train.open_trackers", lambda names, run, start, config: [Tracker()])
 
     def evaluated(_config, _dataset, _step, _state, done, log, *, whole):
         sums = Sums(next(losses), 0.0, 1.0)
         log.write("valid", done, loss=sums.loss, perplexity=sums.perplexity, whole=whole)
         return sums, sums.loss
 
-    monkeypatch.setattr("proteinlm.train._evaluate", evaluated)
+    monkeypatch.setattr("proteinlm.training.train._evaluate", evaluated)
     config = small(num_steps=5, eval_every=1, checkpoint_every=100, keep_checkpoints=1)
     run = tmp_path / "run"
     train(config, dataset, run, track="any", profile="3:4")

@@ -11,7 +11,7 @@ from proteinlm.config import Config
 from proteinlm.errors import InputError
 from proteinlm.runs.logs import MetricsLog
 from proteinlm.runs.trackers import check_trackers, open_trackers
-from proteinlm.train import train
+from proteinlm.training.train import train
 
 
 def module(monkeypatch, name, **contents):
@@ -92,8 +92,8 @@ def test_tensorboard_drops_what_happens_again(tmp_path, monkeypatch):
 
 def test_a_finished_run_has_no_new_file_of_a_tracker(tmp_path, dataset, unscored, monkeypatch):  # noqa: F811
     opened = []
-    monkeypatch.setattr("proteinlm.train.check_trackers", lambda text: (text,))
-    monkeypatch.setattr("proteinlm.train.open_trackers", lambda *arguments: opened.append(arguments[2]) or [])
+    monkeypatch.setattr("proteinlm.training.train.check_trackers", lambda text: (text,))
+    monkeypatch.setattr("proteinlm.training.train.open_trackers", lambda *arguments: opened.append(arguments[2]) or [])
     for _ in range(2):
         train(small(num_steps=2), dataset, tmp_path / "run", track="tensorboard")
     assert opened == [0]

@@ -14,9 +14,9 @@ from proteinlm.config import Config
 from proteinlm.data.batches.batches import batch_shapes
 from proteinlm.devices import sharding, topologies
 from proteinlm.errors import InputError
-from proteinlm.flops import Work, work_of
 from proteinlm.models.attention.linear.state import fast_chunk_size
-from proteinlm.trainer import Trainer, count_parameters
+from proteinlm.training.flops import Work, work_of
+from proteinlm.training.step import Trainer, count_parameters
 
 ROWS = (*range(1, 16), *(part << power for power in range(1, 12) for part in range(8, 16)))
 """The rows a device that `fit` tries: all up to 16, then eight steps to every doubling."""

@@ -13,7 +13,7 @@ from tiny_models import mechanism
 
 from proteinlm.config import BatchesConfig, Config, ObjectiveConfig
 from proteinlm.devices.sharding import one_device
-from proteinlm.trainer import Trainer
+from proteinlm.training.step import Trainer
 
 ROWS, LENGTH = 8, 64
 # Takes a quarter of the time to compile; nothing here depends on how XLA fuses.

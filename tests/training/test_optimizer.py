@@ -10,7 +10,7 @@ from tiny_models import TINY, mechanism
 
 from proteinlm.config import OptimizerConfig
 from proteinlm.models.transformer import ProteinLM
-from proteinlm.optimizer import is_decayed, learning_rate_schedule, make_optimizer
+from proteinlm.training.optimizer import is_decayed, learning_rate_schedule, make_optimizer
 
 
 def run(config, parameters, gradients):

@@ -18,14 +18,14 @@ from proteinlm.errors import Interrupted
 from proteinlm.evaluation.evaluate import EvaluationStep, evaluate_split, make_evaluation_step
 from proteinlm.evaluation.metrics import Sums
 from proteinlm.models.randomness import redraws_until
-from proteinlm.profiling import Profile
-from proteinlm.resume import accept, claim_run, first_state, position_of
 from proteinlm.runs.checkpoints import Checkpoints
 from proteinlm.runs.folder import RunLock, environment, write_environment, write_readme
 from proteinlm.runs.logs import METRICS_FILE, MetricsLog, TextLog, progress_line, read_metrics
 from proteinlm.runs.trackers import check_trackers, open_trackers
-from proteinlm.trainer import Trainer, count_parameters
-from proteinlm.window import Window
+from proteinlm.training.meter import Window
+from proteinlm.training.profiling import Profile
+from proteinlm.training.resume import accept, claim_run, first_state, position_of
+from proteinlm.training.step import Trainer, count_parameters
 
 
 @dataclass(frozen=True)

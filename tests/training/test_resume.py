@@ -24,12 +24,12 @@ from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.devices.sharding import place_batch
 from proteinlm.errors import InputError
-from proteinlm.optimizer import at_step
-from proteinlm.resume import differences
 from proteinlm.runs.checkpoints import Checkpoints
 from proteinlm.runs.logs import read_metrics
-from proteinlm.train import train
-from proteinlm.trainer import Trainer
+from proteinlm.training.optimizer import at_step
+from proteinlm.training.resume import differences
+from proteinlm.training.step import Trainer
+from proteinlm.training.train import train
 
 BATCH, LENGTH = 4, 48
 
@@ -55,7 +55,7 @@ def dataset(make_dataset):
 @pytest.fixture
 def unscored(monkeypatch):
     """Train without evaluating, which would be one more thing to compile."""
-    monkeypatch.setattr("proteinlm.train._evaluate", lambda *_, **__: (None, None))
+    monkeypatch.setattr("proteinlm.training.train._evaluate", lambda *_, **__: (None, None))
 
 
 def rows(run, kind):

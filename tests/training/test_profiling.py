@@ -1,7 +1,7 @@
 import pytest
 
 from proteinlm.errors import InputError
-from proteinlm.profiling import Profile
+from proteinlm.training.profiling import Profile
 
 
 def traced(text, start, num_steps, tmp_path):

@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import pytest
 
-from proteinlm import planning
 from proteinlm.config import (
     VOCAB_SIZE,
     BatchesConfig,
@@ -19,9 +18,10 @@ from proteinlm.config import (
 )
 from proteinlm.devices.sharding import one_device
 from proteinlm.errors import InputError
-from proteinlm.flops import Work
-from proteinlm.planning import ROWS, Plan, describe_plan, describe_trial, fit, plan, step_work
-from proteinlm.trainer import Trainer, count_parameters
+from proteinlm.training import planning
+from proteinlm.training.flops import Work
+from proteinlm.training.planning import ROWS, Plan, describe_plan, describe_trial, fit, plan, step_work
+from proteinlm.training.step import Trainer, count_parameters
 
 MODEL = ModelConfig(
     vocab_size=VOCAB_SIZE, num_layers=2, num_heads=2, embed_dim=16, mlp_dim=32, max_length=48, dropout=0.0,

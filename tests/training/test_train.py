@@ -32,8 +32,8 @@ from proteinlm.errors import InputError
 from proteinlm.evaluation.evaluate import evaluate_split, make_evaluation_step
 from proteinlm.runs.checkpoints import Checkpoints, load_run
 from proteinlm.runs.logs import read_metrics
-from proteinlm.train import Interrupted, train
-from proteinlm.trainer import Trainer
+from proteinlm.training.step import Trainer
+from proteinlm.training.train import Interrupted, train
 
 BATCH = 4
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from proteinlm.flops import Work, work_of
 from proteinlm.models.attention.exact.exact_attention import Softmax, exact_attention
+from proteinlm.training.flops import Work, work_of
 
 A = jax.ShapeDtypeStruct((8, 16), jnp.float32)
 B = jax.ShapeDtypeStruct((16, 16), jnp.float32)

@@ -14,9 +14,9 @@ from proteinlm.config import Config
 from proteinlm.errors import InputError
 from proteinlm.evaluation.metrics import Sums
 from proteinlm.models.randomness import redraws_until
-from proteinlm.optimizer import learning_rate_schedule
 from proteinlm.runs.checkpoints import Checkpoints
 from proteinlm.runs.logs import MetricsLog, ProgressLine
+from proteinlm.training.optimizer import learning_rate_schedule
 
 _SUMS = ("nll", "correct", "count")
 _FINITE = ("loss", "gradient_norm", "parameter_norm")

@@ -21,7 +21,7 @@ from proteinlm.runs.folder import (
     read_run_files,
     write_run_files,
 )
-from proteinlm.trainer import Trainer
+from proteinlm.training.step import Trainer
 
 # What may differ between a run and its resumption without changing a single loss. The mesh is compared as it came out,
 # in `sharding.describe`: -1 and 8 are the same on eight devices.

@@ -15,7 +15,7 @@ from proteinlm.devices import sharding
 from proteinlm.models.objective import Example, TokenSums, make_example, mean_loss, token_sums
 from proteinlm.models.randomness import random_key
 from proteinlm.models.transformer import ProteinLM
-from proteinlm.optimizer import at_step, make_optimizer
+from proteinlm.training.optimizer import at_step, make_optimizer
 
 
 class Trainer:

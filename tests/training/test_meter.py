@@ -5,8 +5,8 @@ import math
 import pytest
 from test_resume import small
 
-from proteinlm import window as module
-from proteinlm.window import Window
+from proteinlm.training import meter as module
+from proteinlm.training.meter import Window
 
 COMPILATION, EVALUATION, FETCH, HANDLING = 50.0, 100.0, 0.25, 0.001
 

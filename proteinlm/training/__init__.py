@@ -1,0 +1,1 @@
+"""`proteinlm train` and `proteinlm plan`: the loop, the compiled step, the optimizer, resuming."""
