@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from proteinlm.analysis.amino_acids.blosum import normalised_blosum
 from proteinlm.analysis.analyze import FEW_PROTEINS, analyze_head_kinds, analyze_protein, analyze_similarity
-from proteinlm.analysis.analyze_structure import analyze_structure
-from proteinlm.analysis.analyze_windows import analyze_windows
-from proteinlm.analysis.blosum import normalised_blosum
-from proteinlm.analysis.interactive import TooLargeError, analyze_interactive
-from proteinlm.analysis.structures import read_chain
-from proteinlm.analysis.windows import holds_several
+from proteinlm.analysis.contacts.analyze import analyze_structure
+from proteinlm.analysis.contacts.structures import read_chain
+from proteinlm.analysis.maps.interactive import TooLargeError, analyze_interactive
+from proteinlm.analysis.windows.analyze import analyze_windows
+from proteinlm.analysis.windows.measure import holds_several
 from proteinlm.analyze_options import DEFAULT_PROTEIN, Analyze, Part
 from proteinlm.data.batches.batches import evaluation_batches
 from proteinlm.data.dataset.dataset import ProteinDataset

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proteinlm import alphabet, analyze_command
-from proteinlm.analysis import interactive
+from proteinlm.analysis.maps import interactive
 from proteinlm.analyze_command import _names_in_windows
 from proteinlm.cli import main
 from proteinlm.config import IdentityConfig

@@ -11,16 +11,24 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from proteinlm.alphabet import STANDARD_RESIDUES
-from proteinlm.analysis import similarity
-from proteinlm.analysis.blosum import Agreement, closest_pairs, compare, normalised_blosum
-from proteinlm.analysis.clustering import clustered_order
-from proteinlm.analysis.head_kinds import DIFFUSE_EVENNESS, KINDS, PATTERNS, REACH, SEGMENTS, SHORTEST, measure_patterns
-from proteinlm.analysis.head_table import NO_WEIGHTS, claims, head_table
-from proteinlm.analysis.kind_figures import kinds_figure
-from proteinlm.analysis.map_figures import attention_figure, heads_figure, lines_figure
-from proteinlm.analysis.protein_maps import choose_heads, measure_protein
-from proteinlm.analysis.similarity_figures import similarity_figure
-from proteinlm.analysis.similarity_table import agreement_by_head, agreement_by_layer
+from proteinlm.analysis.amino_acids import similarity
+from proteinlm.analysis.amino_acids.blosum import Agreement, closest_pairs, compare, normalised_blosum
+from proteinlm.analysis.amino_acids.clustering import clustered_order
+from proteinlm.analysis.amino_acids.figures import similarity_figure
+from proteinlm.analysis.amino_acids.table import agreement_by_head, agreement_by_layer
+from proteinlm.analysis.heads.figures import kinds_figure
+from proteinlm.analysis.heads.kinds import (
+    DIFFUSE_EVENNESS,
+    KINDS,
+    PATTERNS,
+    REACH,
+    SEGMENTS,
+    SHORTEST,
+    measure_patterns,
+)
+from proteinlm.analysis.heads.table import NO_WEIGHTS, claims, head_table
+from proteinlm.analysis.maps.figures import attention_figure, heads_figure, lines_figure
+from proteinlm.analysis.maps.measure import choose_heads, measure_protein
 from proteinlm.errors import InputError
 from proteinlm.inference.probing import check_heads, check_layers
 from proteinlm.inference.proteins import BPT1_BOVIN, clipped, read_protein, refuse_fewer

@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 
 from proteinlm import alphabet
-from proteinlm.analysis import analyze, protein_maps
+from proteinlm.analysis import analyze
+from proteinlm.analysis.maps import measure as protein_maps
 from proteinlm.errors import InputError
 from proteinlm.inference import probing
 from proteinlm.inference.proteins import BPT1_BOVIN

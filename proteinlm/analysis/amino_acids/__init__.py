@@ -1,0 +1,1 @@
+"""Similarity of amino acids in attention, compared with BLOSUM."""

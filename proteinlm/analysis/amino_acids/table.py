@@ -1,0 +1,98 @@
+"""Where in a model amino-acid similarity agrees with a substitution matrix: a table by layer and one by head."""
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+from scipy.stats import false_discovery_control
+
+from proteinlm.analysis.amino_acids.blosum import compare
+from proteinlm.analysis.amino_acids.similarity import (
+    AminoAcidAttention,
+    head_profiles,
+    head_similarity,
+    pair_enrichment,
+)
+from proteinlm.errors import InputError
+
+
+def agreement_by_layer(
+    attention: AminoAcidAttention, reference: Float[np.ndarray, "a b"], *, permutations: int = 999, seed: int = 0
+) -> pd.DataFrame:
+    """Compare each layer with a substitution matrix; a row for each.
+
+    Columns:
+        layer: counted from 0.
+        num_heads_used: heads that attend to other residues.
+        similarity_pearson, _pearson_p, _spearman, _spearman_p: of `head_similarity` over the layer's heads, which needs
+            three (with few heads it is coarse); NaN where it is not defined.
+        enrichment_pearson, ...: of the layer's `pair_enrichment`.
+        num_pairs: pairs of amino acids that occur, of the enrichment.
+        similarity_q, enrichment_q: the Pearson p-values corrected for there being several layers (Benjamini-Hochberg).
+    """
+    used = (~np.isnan(head_profiles(attention)).all(-1)).sum(-1)
+    options = {"permutations": permutations, "seed": seed}
+    rows = []
+    for layer, number in enumerate(used):
+        alike = _agreement(lambda layer=layer: head_similarity(attention, layer=layer), reference, options)
+        direct = _agreement(lambda layer=layer: pair_enrichment(attention, layer=layer), reference, options)
+        rows.append(
+            {
+                "layer": layer, "num_heads_used": int(number), **_named("similarity", alike),
+                **_named("enrichment", direct), "num_pairs": direct["num_pairs"],
+            }
+        )  # fmt: skip
+    table = pd.DataFrame(rows)
+    for name in ("similarity", "enrichment"):
+        table[f"{name}_q"] = corrected(table[f"{name}_pearson_p"].to_numpy())
+    return table
+
+
+def agreement_by_head(
+    attention: AminoAcidAttention, reference: Float[np.ndarray, "a b"], *, permutations: int = 999, seed: int = 0
+) -> pd.DataFrame:
+    """Compare each head's pair enrichment with a substitution matrix; a row for each layer and head.
+
+    The similarity of Vig et al. correlates heads, so that one alone has none.
+
+    Columns:
+        layer, head: counted from 0.
+        enrichment_pearson, _pearson_p, _spearman, _spearman_p: NaN for a head that attends to no other residue.
+        num_pairs: pairs of amino acids that occur.
+        enrichment_q: the Pearson p-values corrected for there being many heads (Benjamini-Hochberg).
+    """
+    layers, heads = attention.self_sums.shape
+    options = {"permutations": permutations, "seed": seed}
+    rows = []
+    for layer, head in np.ndindex(layers, heads):
+        direct = _agreement(
+            lambda layer=layer, head=head: pair_enrichment(attention, layer=layer, head=head), reference, options
+        )
+        rows.append({"layer": layer, "head": head, **_named("enrichment", direct), "num_pairs": direct["num_pairs"]})
+    table = pd.DataFrame(rows)
+    table["enrichment_q"] = corrected(table["enrichment_pearson_p"].to_numpy())
+    return table
+
+
+_NUMBERS = ("pearson", "pearson_p", "spearman", "spearman_p")
+
+
+def _agreement(similarity, reference, options) -> dict:
+    """Return the fields of an Agreement; NaN and no pairs where there is nothing to compare."""
+    try:
+        found = compare(similarity(), reference, **options)
+    except InputError:
+        return {**dict.fromkeys(_NUMBERS, float("nan")), "num_pairs": 0}
+    return {**{name: getattr(found, name) for name in _NUMBERS}, "num_pairs": found.num_pairs}
+
+
+def _named(prefix, agreement):
+    return {f"{prefix}_{name}": agreement[name] for name in _NUMBERS}
+
+
+def corrected(p_values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """Return Benjamini and Hochberg's q-values; NaN stays NaN and does not count."""
+    known = ~np.isnan(p_values)
+    result = np.full(len(p_values), np.nan)
+    if known.any():
+        result[known] = false_discovery_control(p_values[known])
+    return result

@@ -1,0 +1,1 @@
+"""Attention compared with the contacts of a protein structure."""

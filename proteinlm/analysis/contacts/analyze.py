@@ -1,0 +1,270 @@
+"""From a model and a structure file to how well attention finds contacts: figures, their arrays, and a summary."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from proteinlm.analysis.contacts import figures as contact_figures
+from proteinlm.analysis.contacts import measure as contacts
+from proteinlm.analysis.contacts.structures import Chain, Placement, place_chain, read_chain
+from proteinlm.errors import InputError
+from proteinlm.inference.probing import attention_map
+from proteinlm.inference.proteins import read_protein
+from proteinlm.models.transformer import ProteinLM
+from proteinlm.output.figures import save_figure
+from proteinlm.output.saving import save_arrays, save_summary
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A structure's pairs and what each head gives them; `raw` and `corrected` are float32 [layers * H, n]."""
+
+    name: str
+    path: str
+    letters: str
+    chain: Chain
+    placement: Placement
+    pairs: contacts.Pairs
+    raw: np.ndarray
+    corrected: np.ndarray
+    mean: np.ndarray
+    closed_gaps: tuple[tuple[int, int], ...]
+    """Gaps of the numbering that no sequence opens: the residues on either side stand as neighbours."""
+
+
+def analyze_structure(
+    model: ProteinLM,
+    path: str | os.PathLike,
+    output: str | os.PathLike = ".",
+    *,
+    chain: str | None = None,
+    name: str | None = None,
+    sequence: bytes | None = None,
+    training: Sequence[str | os.PathLike] = (),
+) -> dict:
+    """Measure how well a model's attention finds the contacts of a structure.
+
+    Writes OUTPUT/contacts.png and .pdf (the map), contact_precision.png and .pdf (tables), contacts.npz with every
+    array behind them and contacts.json with the summary. The map shows the regression where there is one, else the best
+    head.
+
+    Args:
+        model: a causal or bidirectional model.
+        path: a PDB or mmCIF file, or one of them packed by gzip.
+        output: a folder; made if missing, files of the same names are replaced.
+        chain: which chain; None means the file's first protein chain.
+        name: how figures call the protein, beside the file's name and the chain; None means these alone.
+        sequence: the protein that the model reads, to which the structure is aligned; None means the sequence that the
+            file states for the chain, or, without one, the residues that have coordinates.
+        training: other structures, the first protein chain of each: the best head is chosen and logistic regression
+            fitted on them. Without them there is no regression, and the best head is chosen on the very protein that it
+            is judged on, which flatters it; the summary and the figure say so.
+
+    Returns:
+        The summary, as written to contacts.json. Its "warnings" are sentences on what of the structure does not fit
+        the protein; a caller should show them. contacts.png carries them too, those on training structures aside.
+
+    Raises:
+        InputError: a file that cannot be used (see structures.py), a protein longer than the model reads, a training
+            structure of the same sequence, or no scikit-learn where it is needed.
+    """
+    if training:
+        contacts.require_regression()
+    judged = _judge(model, path, chain, name, sequence)
+    others = [_judge(model, other, None, None, None) for other in training]
+    for other in others:
+        if other.letters == judged.letters:
+            raise InputError(
+                f"the training structure {other.name} has the sequence of the one that is judged: take others."
+            )
+    layers, heads = model.config.num_layers, model.config.num_heads
+    by_head = {
+        kind: np.stack([contacts.precisions(scores, judged.pairs) for scores in getattr(judged, kind)])
+        for kind in ("raw", "corrected")
+    }
+    chosen_on = others or [judged]
+    # The mean of L over training structures, each of which counts the same.
+    ranking = np.mean([[_long_range(scores, j) for scores in j.corrected] for j in chosen_on], 0)
+    best = int(np.argmax(np.nan_to_num(ranking, nan=-1)))
+    where = f"training structures ({len(others)})" if others else "this protein"
+    best_label = f"best head (layer {best // heads}, head {best % heads})"
+    table = {
+        "chance": contacts.chance(judged.pairs),
+        "mean of all heads": contacts.precisions(judged.mean, judged.pairs),
+        f"{best_label}, no APC": by_head["raw"][best],
+        best_label: by_head["corrected"][best],
+    }
+    shown, predictor = (
+        judged.corrected[best],
+        f"layer {best // heads}, head {best % heads} (best of {layers * heads} on {where})",
+    )
+    arrays: dict[str, Any] = {}
+    if others:
+        coefficients, intercept = contacts.fit_heads([j.corrected for j in others], [j.pairs.contacts for j in others])
+        shown, predictor = coefficients @ judged.corrected, f"logistic regression over {layers * heads} heads"
+        table["logistic regression"] = contacts.precisions(shown, judged.pairs)
+        arrays = {"coefficients": coefficients.reshape(layers, heads), "intercept": np.array(intercept)}
+    # The L highest of all pairs, equal ones in order of position.
+    top = np.argsort(-shown, kind="stable")[: judged.pairs.num_resolved]
+    predicted = np.stack([judged.pairs.first[top], judged.pairs.second[top]], 1)
+    shape = (layers, heads, len(contacts.RANGES), len(contacts.CUTS))
+    arrays |= {
+        "residues": np.array(list(judged.letters)),
+        "places": judged.placement.places,
+        "contacts": contacts.contact_map(judged.placement.places),
+        "first": judged.pairs.first,
+        "second": judged.pairs.second,
+        "attention": judged.raw.reshape(layers, heads, -1),
+        "attention_apc": judged.corrected.reshape(layers, heads, -1),
+        "shown_scores": shown,
+        "predicted": predicted,
+        "precision": by_head["raw"].reshape(shape),
+        "precision_apc": by_head["corrected"].reshape(shape),
+        "predictors": np.array(list(table)),
+        "predictor_precision": np.stack(list(table.values())),
+    }
+    stem = Path(output) / "contacts"
+    save_arrays(stem, arrays)
+    own_warnings = _warnings(judged)
+    figure, _ = contact_figures.contact_figure(
+        arrays["contacts"], judged.placement.resolved, predicted, name=judged.name, predictor=predictor,
+        notes=own_warnings,
+    )  # fmt: skip
+    files = save_figure(figure, stem)
+    long_range = by_head["corrected"][:, 0, 0].reshape(layers, heads)
+    figure, _ = contact_figures.precision_figure(
+        table, long_range, name=judged.name,
+        note=f"best head chosen on {where}; L = {judged.pairs.num_resolved} resolved residues",
+    )  # fmt: skip
+    files += save_figure(figure, stem.with_name("contact_precision"))
+    summary = {
+        **_described(judged),
+        "warnings": own_warnings + [f"{other.name}: {text}" for other in others for text in _gap_warnings(other)],
+        "causal": model.causal,
+        "training_structures": [other.name for other in others],
+        "best_head": {"layer": best // heads, "head": best % heads, "chosen_on": where},
+        "precision": {label: _by_name(values) for label, values in table.items()},
+        "precision_of_heads_long_range_L": [[_number(value) for value in row] for row in long_range],
+        "heads_used_by_regression": int((arrays["coefficients"] != 0).sum()) if others else None,
+        "files": [str(file) for file in (*files, stem.with_suffix(".npz"), stem.with_suffix(".json"))],
+    }
+    save_summary(stem, summary)
+    return summary
+
+
+def _judge(model, path, chain, name, sequence):
+    """Read a structure and the attention at its judged pairs, a layer at a time."""
+    structure = read_chain(path, chain)
+    where = f"{Path(path).name}, chain {structure.label}"
+    name = where if name is None else f"{name} ({where})"
+    letters = (structure.sequence or structure.letters).encode() if sequence is None else sequence
+    protein = read_protein(model, letters, name=name)
+    placement = place_chain(structure, protein.letters, name=name)
+    try:
+        pairs = contacts.judged_pairs(placement.places)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
+    raw, corrected, total = [], [], 0
+    for layer in range(model.config.num_layers):
+        maps = attention_map(model, protein.tokens[None], layer=layer)[0][:, protein.residues, protein.residues]
+        maps = contacts.symmetrised(maps)
+        total = total + maps.sum(0)
+        raw.append(pairs.of(maps))
+        corrected.append(pairs.of(contacts.average_product_corrected(maps)))
+    mean = pairs.of(contacts.average_product_corrected(np.asarray(total)))
+    closed = structure.gaps if sequence is None and structure.sequence is None else ()
+    return _Judged(
+        name, os.fspath(path), protein.letters, structure, placement, pairs, np.concatenate(raw),
+        np.concatenate(corrected), mean, closed,
+    )  # fmt: skip
+
+
+def _described(judged):
+    placement, chain = judged.placement, judged.chain
+    return {
+        "protein": judged.name,
+        "num_residues": len(judged.letters),
+        "structure": judged.path,
+        "chain": chain.name,
+        "chains": list(chain.chains),
+        "sequence_in_file": chain.sequence is not None,
+        "num_resolved": judged.pairs.num_resolved,
+        "num_aligned": placement.num_aligned,
+        "num_unresolved": len(judged.letters) - judged.pairs.num_resolved,
+        "num_mismatches": len(placement.mismatches),
+        "mismatches": _mismatches(placement),
+        "num_residues_without_structure": len(judged.letters) - placement.num_aligned,
+        "num_without_contact_atom": placement.num_aligned - judged.pairs.num_resolved,
+        "num_structure_residues_without_place": placement.num_inserted,
+        "gaps_closed_up": [{"after": a, "before": b, "missing": b - a - 1} for a, b in judged.closed_gaps],
+        "contact": f"C-beta (glycine C-alpha) nearer than {contacts.CUTOFF:g} Å, {contacts.CLOSEST} or more apart",
+        "pairs": contacts.contacts_by_range(judged.pairs),
+    }
+
+
+def _mismatches(placement):
+    return [f"{mine}{place}{theirs}" for place, mine, theirs in placement.mismatches]
+
+
+def _warnings(judged):
+    """Return a sentence on each thing in which the structure does not fit the protein."""
+    placement, length = judged.placement, len(judged.letters)
+    found = _gap_warnings(judged)
+    if different := _mismatches(placement):
+        listed = ", ".join(different[:5]) + (", …" if len(different) > 5 else "")
+        found.append(
+            f"{len(different)} of {placement.num_aligned} aligned residues differ{'s' if len(different) == 1 else ''} "
+            f"between protein and structure ({listed}): the model read the protein's."
+        )
+    if number := placement.num_inserted:
+        found.append(
+            f"{number} residue{_plural(number)} of the structure ha{'s' if number == 1 else 've'} no counterpart in "
+            f"the protein and {'is' if number == 1 else 'are'} left out."
+        )
+    if number := length - judged.pairs.num_resolved:
+        found.append(
+            f"{number} of the protein's {length} residues {'is' if number == 1 else 'are'} not resolved in the "
+            "structure: pairs with them are not judged."
+        )
+    return found
+
+
+def _gap_warnings(judged):
+    if not judged.closed_gaps:
+        return []
+    missing = [after - before - 1 for before, after in judged.closed_gaps]
+    where = [f"{number} between {a} and {b}" for number, (a, b) in zip(missing, judged.closed_gaps, strict=True)]
+    if len(where) == 1:
+        total = missing[0]
+        text, across = f"between {judged.closed_gaps[0][0]} and {judged.closed_gaps[0][1]}", "it"
+    else:
+        total = sum(missing)
+        text, across = f"({', '.join(where[:5])}{', …' if len(where) > 5 else ''})", "them"
+    return [
+        f"the file states no sequence; {total} residue{_plural(total)} seem{'s' if total == 1 else ''} to be missing "
+        f"{text}: separations across {across} are too small; give the protein's own sequence."
+    ]
+
+
+def _plural(number):
+    return "" if number == 1 else "s"
+
+
+def _long_range(scores, judged):
+    return contacts.precisions(scores, judged.pairs)[0, 0]
+
+
+def _by_name(table):
+    return {
+        band: {cut: _number(value) for cut, value in zip(contacts.CUTS, row, strict=True)}
+        for band, row in zip(contacts.RANGES, table, strict=True)
+    }
+
+
+def _number(value):
+    """Return a number for JSON; NaN, which JSON lacks, becomes None."""
+    return None if np.isnan(value) else round(float(value), 4)

@@ -1,0 +1,1 @@
+"""Kinds of attention heads: diagonal, vertical, block, scattered, diffuse."""

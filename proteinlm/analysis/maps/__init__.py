@@ -1,0 +1,1 @@
+"""Attention maps of one protein: measured, drawn, and as an interactive page."""

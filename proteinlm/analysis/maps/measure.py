@@ -1,0 +1,180 @@
+"""What is measured of one protein for its figures: which heads to show in detail, their weights, what rows sum to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32
+
+from proteinlm.analysis.heads.kinds import PATTERNS, SHORTEST, HeadPatterns, measure_patterns
+from proteinlm.analysis.heads.table import head_table, telling_heads, vertical_positions
+from proteinlm.analysis.maps.row_sums import RowSums, measure_row_sums, summarise
+from proteinlm.inference.probing import column_blocks, pooled_maps
+from proteinlm.inference.proteins import Protein
+from proteinlm.models.transformer import ProteinLM
+
+DRAWN = 1024
+"""Cells on a side of a map at most: more than a figure has dots. Longer proteins are averaged over cells."""
+
+DETAILED = 3
+"""Heads shown in detail at most: one of each pattern."""
+
+FIRST = 25
+"""Residues drawn as lines (Performer paper, figure 12)."""
+
+ALL_GIVEN = "all that were given"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The heads to show in detail.
+
+    Attributes:
+        heads: (layer, head), in the order in which they are shown.
+        labels: what a figure writes above each.
+        how: how they were chosen.
+    """
+
+    heads: Sequence[tuple[int, int]]
+    labels: Sequence[str]
+    how: str
+
+    def to_list(self) -> list[dict]:
+        """Return the heads for JSON."""
+        return [
+            {"layer": layer, "head": head, "label": label}
+            for (layer, head), label in zip(self.heads, self.labels, strict=True)
+        ]
+
+
+def choose_heads(model: ProteinLM, protein: Protein, layers: Sequence[int], heads: Sequence[int]) -> Choice:
+    """Choose the most telling heads of a protein among the given layers and heads.
+
+    All of them, if they are DETAILED at most; otherwise `head_table.telling_heads`: the clearest diagonal, vertical and
+    block head of this protein, then the next clearest. A protein of fewer than SHORTEST residues has no measured kinds;
+    of it the first heads are taken.
+    """
+    pairs = [(layer, head) for layer in layers for head in heads]
+    few = len(pairs) <= DETAILED
+    if len(protein.letters) < SHORTEST:
+        chosen = pairs[:DETAILED]
+        too_short = f"a protein of fewer than {SHORTEST} residues has no kinds of heads"
+        how = ALL_GIVEN if few else f"the first {DETAILED} of {len(pairs)}: {too_short}"
+        return Choice(chosen, [f"layer {layer}, head {head}" for layer, head in chosen], how)
+    patterns = measure_patterns(model, [protein.letters.encode()], batch_size=1)
+    table = head_table(patterns)
+    if few:
+        chosen, how = pairs, ALL_GIVEN
+    else:
+        told = telling_heads(table, layers=list(layers), heads=list(heads), number=DETAILED)
+        chosen = [(layer, head) for layer, head, _ in told]
+        how = (
+            f"of {len(pairs)} heads the clearest diagonal, vertical and block head of this protein, where there are "
+            f"such, then the next clearest, {DETAILED} in all (statistic over threshold)"
+        )
+    return Choice(chosen, [_label(patterns, table, layer, head) for layer, head in chosen], how)
+
+
+def _label(patterns: HeadPatterns, table, layer: int, head: int) -> str:
+    row = table[(table["layer"] == layer) & (table["head"] == head)].iloc[0]
+    kind, share = row["kind"], f"{row[row['kind']]:.2f}" if row["kind"] in PATTERNS else ""
+    label = f"layer {layer}, head {head}: {kind}"
+    if kind == "diagonal":
+        return f"{label} {share}, offset {row['offset']:+d}".replace("-", "−").replace("+0", "0")
+    if kind == "vertical":
+        tops = vertical_positions(patterns, 0, layer, head, number=2)
+        places = " ".join(top["letter"] + (top["position"] if top["position"].isdigit() else "") for top in tops)
+        return f"{label} {share}, to {places}"
+    return f"{label} {share}" if share else f"{label}, evenness {row['evenness']:.2f}"
+
+
+@dataclass(frozen=True)
+class ProteinMaps:
+    """The arrays behind the figures of one protein; C cells of residues on a side.
+
+    Attributes:
+        protein: whose they are.
+        causal: whether the model is.
+        layers, heads: drawn together; chosen: (layer, head) of those in detail.
+        cell: residues on a side of a cell; 1 unless the protein has more than DRAWN.
+        maps: [layers, H, C, C], weights among residues, or their means over cells.
+        detail: [N, C, C], the same of the heads in detail; lines: [N, T, T], the weights among the first T residues.
+        row_sums: [layers, H, residue], over all tokens; sums: a summary of them, and detail_sums of the heads in
+            detail.
+        on_residues: [layers, H], what a residue gives to residues, on average.
+    """
+
+    protein: Protein
+    causal: bool
+    layers: Sequence[int]
+    heads: Sequence[int]
+    chosen: Sequence[tuple[int, int]]
+    cell: int
+    maps: Float32[np.ndarray, "layers H C C"]
+    detail: Float32[np.ndarray, "N C C"]
+    lines: Float32[np.ndarray, "N T T"]
+    row_sums: Float32[np.ndarray, "layers H L"]
+    sums: RowSums
+    detail_sums: RowSums
+    on_residues: Float32[np.ndarray, "layers H"]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return what is saved beside the figures."""
+        return {
+            "attention": self.maps,
+            "residues": np.array(list(self.protein.letters)),
+            "layers": np.array(self.layers),
+            "heads": np.array(self.heads),
+            "causal": np.array(self.causal),
+            "cell": np.array(self.cell),
+            "row_sums": self.row_sums,
+            "detail": self.detail,
+            "detail_layers": np.array([layer for layer, _ in self.chosen]),
+            "detail_heads": np.array([head for _, head in self.chosen]),
+            "lines": self.lines,
+        }
+
+
+def measure_protein(
+    model: ProteinLM,
+    protein: Protein,
+    *,
+    layers: Sequence[int],
+    heads: Sequence[int],
+    chosen: Sequence[tuple[int, int]],
+) -> ProteinMaps:
+    """Measure what the figures of a protein show, in memory linear in its length beyond DRAWN residues."""
+    tokens, residues = protein.tokens, protein.residues
+    cell = -(-len(protein.letters) // DRAWN)
+    is_residue = np.zeros((1, len(tokens)), bool)
+    is_residue[:, residues] = True
+    sums = measure_row_sums(model, tokens[None])[:, 0, :, residues]
+    given = measure_row_sums(model, tokens[None], over=is_residue)[:, 0, :, residues].mean(-1)
+    drawn = np.ix_(layers, heads)
+    places = tuple(np.array(chosen).T)
+    attention = model.config.attention
+    return ProteinMaps(
+        protein=protein,
+        causal=model.causal,
+        layers=layers,
+        heads=heads,
+        chosen=chosen,
+        cell=cell,
+        maps=pooled_maps(model, tokens, residues, layers=layers, heads=heads, cell=cell),
+        detail=np.concatenate(
+            [pooled_maps(model, tokens, residues, layers=[layer], heads=[head], cell=cell)[0] for layer, head in chosen]
+        ),
+        lines=np.stack([_first(model, protein, layer, head) for layer, head in chosen]),
+        row_sums=sums[drawn],
+        sums=summarise(sums[drawn], attention),
+        detail_sums=summarise(sums[places], attention),
+        on_residues=given[drawn],
+    )
+
+
+def _first(model, protein, layer, head):
+    """Return the weights among the first residues: the first block of columns has them."""
+    start = protein.residues.start
+    cut = slice(start, start + min(FIRST, len(protein.letters)))
+    _, columns = next(column_blocks(model, protein.tokens[None], layer=layer, heads=[head]))
+    return columns[0, 0, cut, cut]

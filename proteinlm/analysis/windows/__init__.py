@@ -1,0 +1,1 @@
+"""Attention within and across the proteins of a concatenated window."""
