@@ -10,7 +10,7 @@ import sys
 
 import jax
 
-from proteinlm.cli import COMMANDS, main
+from proteinlm.cli.main import COMMANDS, main
 from proteinlm.config import BatchesConfig, Config, OptimizerConfig
 from proteinlm.devices import processes
 from proteinlm.devices.sharding import make_mesh

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from test_sequence_results import with_identities
 
-from proteinlm.cli import main
+from proteinlm.cli.main import main
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.errors import InputError
 from proteinlm.evaluation.breakdowns import BREAKDOWNS

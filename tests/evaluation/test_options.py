@@ -4,7 +4,7 @@ import sys
 import pytest
 import tyro
 
-from proteinlm.cli import Evaluate, main
+from proteinlm.cli.main import Evaluate, main
 
 
 @pytest.mark.parametrize(

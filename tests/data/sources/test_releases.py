@@ -4,7 +4,7 @@ import json
 import pytest
 from release_server import archive, md5, metalink, serving
 
-from proteinlm.cli import main
+from proteinlm.cli.main import main
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.ingest import options as ingest_options
 from proteinlm.data.sources import download, releases

@@ -14,7 +14,7 @@ from Bio.Align import PairwiseAligner, substitution_matrices
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proteinlm.cli import main
+from proteinlm.cli.main import main
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.families.ids import PAPER_HELD_OUT_FAMILIES
 from proteinlm.data.ingest import progress as marker

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from proteinlm.cli import main
+from proteinlm.cli.main import main
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.ingest.config import IngestConfig
 from proteinlm.data.ingest.ingest import ingest

@@ -16,7 +16,7 @@ from proteinlm.analysis.contacts.structures import read_chain
 from proteinlm.analysis.maps.interactive import TooLargeError, analyze_interactive
 from proteinlm.analysis.windows.analyze import analyze_windows
 from proteinlm.analysis.windows.measure import holds_several
-from proteinlm.analyze_options import DEFAULT_PROTEIN, Analyze, Part
+from proteinlm.cli.analyze_options import DEFAULT_PROTEIN, Analyze, Part
 from proteinlm.data.batches.batches import evaluation_batches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.sources.uniprot import first_record

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from proteinlm import alphabet, analyze_command
+from proteinlm import alphabet
 from proteinlm.analysis.maps import interactive
-from proteinlm.analyze_command import _names_in_windows
-from proteinlm.cli import main
+from proteinlm.cli import analyze as analyze_command
+from proteinlm.cli.analyze import _names_in_windows
+from proteinlm.cli.main import main
 from proteinlm.config import IdentityConfig
 from proteinlm.data.batches.batches import evaluation_batches
 from proteinlm.data.dataset.dataset import ProteinDataset

@@ -229,10 +229,10 @@ def _evaluate(arguments: Sequence[str]) -> None:
 
 
 def _analyze(arguments: Sequence[str]) -> None:
-    from proteinlm.analyze_options import Analyze
+    from proteinlm.cli.analyze_options import Analyze
 
     given = tyro.cli(Analyze, args=arguments, prog="proteinlm analyze")
-    from proteinlm.analyze_command import analyze_command
+    from proteinlm.cli.analyze import analyze_command
 
     analyze_command(given)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from proteinlm import __version__
-from proteinlm.cli import COMMANDS, main
+from proteinlm.cli.main import COMMANDS, main
 from proteinlm.config import load_config, named_configs
 from proteinlm.devices import processes
 from proteinlm.errors import InputError, Interrupted
@@ -19,7 +19,7 @@ from proteinlm.training.flops import Work
 
 def proteinlm(*arguments, cwd=None):
     return subprocess.run(
-        [sys.executable, "-m", "proteinlm.cli", *map(str, arguments)],
+        [sys.executable, "-m", "proteinlm.cli.main", *map(str, arguments)],
         capture_output=True,
         text=True,
         cwd=cwd,
