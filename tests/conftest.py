@@ -16,7 +16,7 @@ import jax
 import jaxtyping
 import pytest
 
-jaxtyping.install_import_hook(["proteinlm.models", "proteinlm.analysis"], "beartype.beartype")
+jaxtyping.install_import_hook(["proteinlm.models", "proteinlm.inference", "proteinlm.analysis"], "beartype.beartype")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 SHARED = Path(__file__).parents[2] / "shared"
@@ -95,7 +95,8 @@ def dataset_without_ood(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def make_dataset(tmp_path_factory):
     """Return a function that makes a dataset whose train split gives exactly so many batches an epoch."""
-    from proteinlm.data.splits.rules import SplitsConfig, digest, split_of
+    from proteinlm.data.sources.digests import digest
+    from proteinlm.data.splits.rules import SplitsConfig, split_of
 
     made = {}
 

@@ -29,20 +29,21 @@ def test_configs_import_the_config_alone(path):
 
 # Phases of the ingest have no meaning alone; their tests run through it.
 TESTED_ELSEWHERE = {
-    f"data/{name}.py": "data/test_ingest.py"
-    for name in ("ingest_config", "intake", "local_engine", "stages", "processes", "summary")
+    f"data/ingest/{name}.py": "data/ingest/test_ingest.py"
+    for name in ("config", "source_accounts", "local", "steps", "workers", "summary")
 } | {
-    "analyze_options.py": "test_analyze_command.py",
-    "analysis/saving.py": "analysis/test_analyze.py",
-    "data/decisions.py": "data/test_split_identity.py",
-    "data/pfam_counts.py": "data/test_pfam_join.py",
-    "data/beam_steps.py": "data/test_ingest_beam.py",
-    "data/shard_plan.py": "data/test_ingest.py",
-    "models/layout.py": "test_sharding.py",
-    "models/attention/linear_spread.py": "test_spread_rows.py",
-    "models/attention/linear_state.py": "models/attention/test_linear.py",
+    "cli/analyze_options.py": "cli/test_analyze.py",
+    "output/console.py": "cli/test_main.py",
+    "output/saving.py": "analysis/test_analyze.py",
+    "data/ingest/split_decisions.py": "data/splits/test_by_identity.py",
+    "data/ingest/beam_steps.py": "data/ingest/test_beam.py",
+    "data/families/table_counts.py": "data/families/test_table_join.py",
+    "data/dataset/shard_plan.py": "data/ingest/test_ingest.py",
+    "data/sources/digests.py": "data/splits/test_rules.py",
+    "models/layout.py": "devices/test_sharding.py",
+    "models/attention/linear/state.py": "models/attention/linear/test_linear_attention.py",
     "models/attention/identity.py": "models/attention/test_mechanisms.py",
-    "models/attention/buckets.py": "models/attention/test_reformer.py",
+    "models/attention/exact/buckets.py": "models/attention/test_reformer.py",
 }
 
 

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from proteinlm import __version__
 from proteinlm.config import Config
 from proteinlm.errors import InputError
-from proteinlm.runs.logs import console
+from proteinlm.output.console import console
 
 # Bytes of a sentence that goes from the first process to the others.
 _SENTENCE = 4096

@@ -35,9 +35,9 @@ from proteinlm.evaluation.paper_table import Evaluated, write_table
 from proteinlm.evaluation.sums import SplitResult, as_sums, cells_of, sum_cells, sum_rows, token_values
 from proteinlm.models.objective import make_example, residue_weights, sum_tokens
 from proteinlm.models.randomness import random_key
+from proteinlm.output.console import console, print_table
 from proteinlm.output.files import require_writable, whole_file
 from proteinlm.runs.checkpoints import Run, load_run, read_run_files
-from proteinlm.runs.logs import console, print_table
 
 SPLITS = ("test", "ood")
 

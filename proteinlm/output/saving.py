@@ -1,6 +1,7 @@
-"""What analysis writes besides figures, each file whole or not at all: arrays, tables, summaries, by a common stem."""
+"""Arrays, tables and JSON as files, each written whole or not at all."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,13 @@ import numpy as np
 import pandas as pd
 
 from proteinlm.output.files import whole_file
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON that is the same for the same content."""
+    with whole_file(path) as handle:
+        json.dump(content, handle, indent=1)
+        handle.write("\n")
 
 
 def save_arrays(stem: Path, arrays: dict[str, Any]) -> str:

@@ -149,7 +149,7 @@ def environment(devices: dict[str, Any]) -> dict[str, Any]:
         "command": shlex.join(sys.argv),
         "folder": os.getcwd(),
         "versions": {"python": platform.python_version(), "proteinlm": __version__, **versions},
-        "git": git_state(Path(__file__).parents[1]),
+        "git": git_state(Path(__file__).parents[2]),
         "machine": {"host": socket.gethostname(), "system": platform.platform(), "cores": os.cpu_count()},
         "devices": devices,
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},

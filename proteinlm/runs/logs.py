@@ -5,29 +5,20 @@ import datetime
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from proteinlm.errors import InputError
+from proteinlm.output.console import console
 from proteinlm.output.files import whole_file
 from proteinlm.runs.trackers import Tracker, tagged
 
 METRICS_FILE = "metrics.jsonl"
 TEXT_FILE = "train.log"
-# Plain lines in notebooks, which say that they are terminals: what moves there wants a widget.
-console = Console(stderr=True, force_jupyter=False, force_terminal=False if "ipykernel" in sys.modules else None)
-
-
-def print_table(table: Table) -> None:
-    """Print a table on standard output; where that is no terminal, wide enough that nothing is cut."""
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
 class MetricsLog:

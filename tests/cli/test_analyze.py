@@ -21,7 +21,7 @@ from proteinlm.evaluation.sequences import sequence_facts
 from proteinlm.runs.checkpoints import load_run
 from proteinlm.training.train import train
 
-sys.path.insert(0, str(Path(__file__).parent / "analysis"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "analysis"))
 from structure_files import hairpin, pdb_text, protein_atoms
 
 LETTERS = "MKVLATGWCDEFGHIKLMNPQRSTVWYA"

@@ -208,7 +208,7 @@ def test_an_installed_package_finds_its_experiments(tmp_path, monkeypatch):
     (tmp_path / "proteinlm" / "configs" / "only.py").write_text(
         "from proteinlm.config import Config\ndef get_config():\n    return Config()\n"
     )
-    monkeypatch.setattr(config_module, "__file__", str(tmp_path / "proteinlm" / "config.py"))
+    monkeypatch.setattr(config_module, "__file__", str(tmp_path / "proteinlm" / "config" / "experiment.py"))
     assert named_configs() == ["only"]
     assert load_config("only") == Config()
 

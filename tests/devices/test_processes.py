@@ -24,7 +24,7 @@ from proteinlm.runs.checkpoints import Checkpoints
 from proteinlm.runs.logs import read_metrics
 from proteinlm.training.train import train
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 
 def environment(devices):

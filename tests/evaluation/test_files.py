@@ -82,7 +82,7 @@ def test_the_program_of_evaluation_md_runs(details, tmp_path, monkeypatch):
     (tmp_path / "runs" / "causal").mkdir(parents=True)
     (tmp_path / "runs" / "causal" / "sequences.parquet").symlink_to(details / "masked" / "sequences.parquet")
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[1] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     found: dict = {}
     exec(compile(program, "evaluation.md", "exec"), found)

@@ -31,7 +31,7 @@ from proteinlm.evaluation.paper_table import (
     to_markdown,
     write_table,
 )
-from proteinlm.runs.logs import print_table
+from proteinlm.output.console import print_table
 
 
 def evaluated(label, kind="causal", attention=None, form="single", seed=0, splits=("test", "ood")):

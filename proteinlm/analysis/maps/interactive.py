@@ -94,7 +94,7 @@ def interactive_map(
         "META": json.dumps(meta).replace("<", "\\u003c"),
         "ARRAYS": base64.b64encode((values / scale).astype("<f2").tobytes()).decode(),
     }
-    page = resources.files("proteinlm.analysis").joinpath("interactive.html").read_text(encoding="utf-8")
+    page = resources.files("proteinlm.analysis.maps").joinpath("interactive.html").read_text(encoding="utf-8")
     with whole_file(path) as handle:
         # In one pass: a name may look like a placeholder.
         handle.write(re.sub("__(TITLE|META|ARRAYS)__", lambda match: parts[match[1]], page))

@@ -23,7 +23,6 @@ from proteinlm.data.dataset.shards import Shards
 from proteinlm.data.dataset.statistics import SplitStatistics
 from proteinlm.data.splits.rules import SPLITS
 from proteinlm.errors import InputError
-from proteinlm.output.files import whole_file
 
 VERSION = "1.0.0"
 """Of the layout: the features of the examples and the files beside them."""
@@ -191,13 +190,6 @@ def write_tfds_metadata(folder: Path, name: str, shard_lengths: Mapping[str, Seq
             infos.append(tfds.core.SplitInfo(name=split, shard_lengths=list(lengths), num_bytes=size))
     info.set_splits(SplitDict(infos))
     info.write_to_directory(os.fspath(folder))
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON that is the same for the same content."""
-    with whole_file(path) as handle:
-        json.dump(content, handle, indent=1)
-        handle.write("\n")
 
 
 class ProteinDataset:

@@ -113,7 +113,7 @@ def _sentence(error: BaseException, output: Path) -> str | None:
     return None
 
 
-SAMPLE = Path(__file__).parent / "sample"
+SAMPLE = Path(__file__).parents[1] / "sample"
 """4,509 real proteins and their families, part of this package."""
 
 

@@ -20,7 +20,6 @@ from proteinlm.data.dataset.dataset import (
     REJECTS,
     STATISTICS,
     VERSION,
-    write_json,
     write_tfds_metadata,
 )
 from proteinlm.data.dataset.datasheet import write_datasheet
@@ -41,6 +40,7 @@ from proteinlm.data.splits.mmseqs import SHORTEST
 from proteinlm.data.splits.rules import SPLITS
 from proteinlm.errors import InputError
 from proteinlm.output.folders import DATASET
+from proteinlm.output.saving import write_json
 
 MARKER = Path("scratch") / "marker.json"
 _MAX_BUCKETS = 1 << 14

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from proteinlm.data.sources.digests import digest
 from proteinlm.data.sources.uniprot import Record
-from proteinlm.data.splits.rules import digest
 
 NO_TAXON = -1
 _HEADER = struct.Struct("<8Q")

@@ -35,10 +35,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from proteinlm.data.sources.digests import digest
 from proteinlm.data.sources.spill import numbers
 from proteinlm.data.splits.assignments import assign
 from proteinlm.data.splits.mmseqs import COVERAGE, SHORTEST, UNGAPPED, Hits, Mmseqs
-from proteinlm.data.splits.rules import NEAR, OOD, SPLITS, TRAIN, SplitsConfig, digest, split_codes
+from proteinlm.data.splits.rules import NEAR, OOD, SPLITS, TRAIN, SplitsConfig, split_codes
 
 NONE = -1
 """Permille of a sequence without any alignment that counts."""

@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from proteinlm.data.dataset.dataset import write_json
 from proteinlm.data.splits.by_identity import IDENTITY_RULE, NONE, IdentitySplits, is_near
 from proteinlm.data.splits.mmseqs import SHORTEST
 from proteinlm.data.splits.rules import LISTED, NEAR, SPLITS
 from proteinlm.output.figures import PAGE, PALETTE, save_figure, style
 from proteinlm.output.files import whole_file
+from proteinlm.output.saving import write_json
 
 STEM = "identity"
 EVALUATED = SPLITS[1:]

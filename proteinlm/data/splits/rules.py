@@ -1,6 +1,5 @@
 """Records -> train, valid, test or ood, by pure functions: order, shards and workers change nothing."""
 
-import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,15 +17,6 @@ LISTED = (*SPLITS, "near")
 """What a manifest may say: a split, or `near` for sequences that are in no split since they are like evaluated ones."""
 _WHOLE = 1 << 64
 _ISOFORM = re.compile(rb".+-\d+")
-
-
-def digest(sequence: bytes) -> bytes:
-    """Return the identity of a canonical sequence: MD5 of its letters, 16 bytes.
-
-    MD5 because UniParc and Pfam-A.regions carry it, so that a published manifest joins to them. It guards
-    nothing.
-    """
-    return hashlib.md5(sequence, usedforsecurity=False).digest()
 
 
 def digest_fraction(value: bytes) -> float:

@@ -14,8 +14,9 @@ from tensorflow_datasets.proto import tf_example_pb2
 from proteinlm import alphabet
 from proteinlm.data.dataset.dataset import MANIFEST, MANIFEST_SCHEMA, ProteinDataset, decode_sequence, encode_example
 from proteinlm.data.ingest.ingest import SAMPLE, IngestConfig, ingest
+from proteinlm.data.sources.digests import digest
 from proteinlm.data.sources.uniprot import read_records
-from proteinlm.data.splits.rules import SPLITS, SplitsConfig, digest
+from proteinlm.data.splits.rules import SPLITS, SplitsConfig
 from proteinlm.errors import InputError
 
 

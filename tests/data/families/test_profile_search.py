@@ -19,9 +19,9 @@ from proteinlm.data.families.profile_search import (
     search_buckets,
 )
 from proteinlm.data.ingest.ingest import SAMPLE
+from proteinlm.data.sources.digests import digest
 from proteinlm.data.sources.spill import bucket_folder, columns, spill
 from proteinlm.data.sources.uniprot import Record, read_records
-from proteinlm.data.splits.rules import digest
 from proteinlm.errors import InputError
 
 pyhmmer = pytest.importorskip("pyhmmer", reason="needs the extra `pfam`")

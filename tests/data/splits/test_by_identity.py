@@ -21,12 +21,13 @@ from proteinlm.data.ingest import progress as marker
 from proteinlm.data.ingest import steps as stages
 from proteinlm.data.ingest.config import IngestConfig
 from proteinlm.data.ingest.ingest import ingest
+from proteinlm.data.sources.digests import digest
 from proteinlm.data.sources.spill import bucket_codes, numbers
 from proteinlm.data.splits import by_identity
 from proteinlm.data.splits.assignments import look_up
 from proteinlm.data.splits.by_identity import NONE, cluster_splits, decide, identity_folder, is_near, write_sequences
 from proteinlm.data.splits.mmseqs import COVERAGE, Mmseqs
-from proteinlm.data.splits.rules import LISTED, NEAR, OOD, TRAIN, SplitsConfig, digest, split_of
+from proteinlm.data.splits.rules import LISTED, NEAR, OOD, TRAIN, SplitsConfig, split_of
 from proteinlm.errors import InputError
 from tests.conftest import sample_records
 

@@ -26,7 +26,7 @@ from proteinlm.data.sources.locations import Location
 from proteinlm.data.splits.rules import SplitsConfig
 from proteinlm.errors import InputError
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 
 
 def write_sources(place):
