@@ -1,24 +1,19 @@
-"""The configuration of an experiment: `Config` and its parts, as JSON, by name, and at small scale."""
+"""The config of an experiment: `Config` and its parts, reading and writing it, and the small scale."""
 
-from proteinlm.config.experiment import (
-    VOCAB_SIZE,
-    BatchesConfig,
-    Config,
+from proteinlm.config.experiment import VOCAB_SIZE, Config, MeshConfig, ObjectiveConfig, OptimizerConfig
+from proteinlm.config.named import load_config, named_configs
+from proteinlm.data.batches.batches import BatchesConfig
+from proteinlm.models.attention import (
     FavorConfig,
     GeneralizedConfig,
     IdentityConfig,
     LinformerConfig,
-    MeshConfig,
-    ModelConfig,
-    ObjectiveConfig,
-    OptimizerConfig,
     PolynomialConfig,
     PolySketchConfig,
     ReformerConfig,
     SoftmaxConfig,
-    load_config,
-    named_configs,
 )
+from proteinlm.models.transformer import ModelConfig
 
 __all__ = [
     "VOCAB_SIZE",

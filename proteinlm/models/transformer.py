@@ -30,9 +30,6 @@ from proteinlm.models.positions import (
 PAD = 0
 """Id of the padding token, in every alphabet."""
 
-# A field that runs saved before it existed do not have; its default is what they did.
-_LATER: dict[str, Any] = {"metadata": {"default_when_absent": True}}
-
 # What the backward pass finds kept. Products with parameters are those without a batch axis.
 _KEPT = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": None}
 
@@ -72,12 +69,11 @@ class ModelConfig:
     dropout: float = 0.1
     attention: AttentionConfig = field(default_factory=FavorConfig)
     dtype: Literal["float32", "bfloat16"] = "float32"
-    # Runs saved before there was a choice have true or false.
-    remat: Literal["none", "dots", "full"] = field(default="none", metadata={"formerly": {False: "none", True: "full"}})
-    positions: Literal["learned", "sinusoidal", "rotary", "sinusoidal_rotary"] = field(default="learned", **_LATER)
-    feed_forward: Literal["gelu", "geglu"] = field(default="gelu", **_LATER)
-    norm: Literal["pre", "post"] = field(default="pre", **_LATER)
-    tied_output: bool = field(default=False, **_LATER)
+    remat: Literal["none", "dots", "full"] = "none"
+    positions: Literal["learned", "sinusoidal", "rotary", "sinusoidal_rotary"] = "learned"
+    feed_forward: Literal["gelu", "geglu"] = "gelu"
+    norm: Literal["pre", "post"] = "pre"
+    tied_output: bool = False
 
     def __post_init__(self):
         for name in ("vocab_size", "num_layers", "num_heads", "embed_dim", "mlp_dim", "max_length"):
