@@ -2,18 +2,17 @@
 
 import dataclasses
 import json
-import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
-from test_train import BATCH, config
+from small_runs import BATCH, config
+from subprocesses import TESTS, environment
 
 from proteinlm.config import MeshConfig
 from proteinlm.devices import processes
@@ -23,14 +22,6 @@ from proteinlm.evaluation.evaluate import evaluate_command
 from proteinlm.runs.checkpoints import Checkpoints
 from proteinlm.runs.logs import read_metrics
 from proteinlm.training.train import train
-
-TESTS = Path(__file__).parents[1]
-
-
-def environment(devices):
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-    path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
-    return {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
 
 
 def rows(run, kind):

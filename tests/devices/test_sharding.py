@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 from layouts import LAYOUTS, LENGTH, MODEL, ROWS
-from test_processes import TESTS, environment
+from subprocesses import TESTS, environment
 from tiny_models import KINDS, mechanism
 
 from proteinlm.config import BatchesConfig, Config, MeshConfig, ObjectiveConfig, load_config, named_configs

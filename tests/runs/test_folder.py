@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from test_resume import dataset, rows, small  # noqa: F401 (a fixture)
+from small_runs import dataset, rows, small  # noqa: F401 (a fixture)
 
 from proteinlm import __version__
 from proteinlm.config import load_config

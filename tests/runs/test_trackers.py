@@ -5,7 +5,7 @@ import sys
 import types
 
 import pytest
-from test_resume import dataset, small, unscored  # noqa: F401 (fixtures)
+from small_runs import dataset, small, unscored  # noqa: F401 (fixtures)
 
 from proteinlm.config import Config
 from proteinlm.errors import InputError

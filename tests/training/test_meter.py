@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from test_resume import small
+from small_runs import small
 
 from proteinlm.training import meter as module
 from proteinlm.training.meter import Window

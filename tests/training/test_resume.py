@@ -9,15 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_processes import TESTS, environment
+from small_runs import dataset, rows, small, unscored  # noqa: F401 (fixtures)
+from subprocesses import TESTS, environment
 
 from proteinlm.config import (
-    VOCAB_SIZE,
-    BatchesConfig,
-    Config,
-    GeneralizedConfig,
     MeshConfig,
-    ModelConfig,
     OptimizerConfig,
 )
 from proteinlm.data.batches.batches import TrainBatches
@@ -25,41 +21,10 @@ from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.devices.sharding import place_batch
 from proteinlm.errors import InputError
 from proteinlm.runs.checkpoints import Checkpoints
-from proteinlm.runs.logs import read_metrics
 from proteinlm.training.optimizer import at_step
 from proteinlm.training.resume import differences
 from proteinlm.training.step import Trainer
 from proteinlm.training.train import train
-
-BATCH, LENGTH = 4, 48
-
-
-def small(**fields):
-    """A config of one layer and one shape: little to compile."""
-    model = ModelConfig(
-        vocab_size=VOCAB_SIZE, num_layers=1, num_heads=2, embed_dim=16, mlp_dim=16, max_length=LENGTH, dropout=0.1,
-        attention=GeneralizedConfig(num_features=8),
-    )  # fmt: skip
-    batches = BatchesConfig(length=LENGTH, batch_size=BATCH)
-    return Config(
-        model=model, batches=batches, optimizer=OptimizerConfig(warmup_steps=3),
-        **{"num_steps": 4, "eval_every": 0, "checkpoint_every": 2, "log_every": 1, "redraw_every": 0, **fields},
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def dataset(make_dataset):
-    return make_dataset(form="single", batches=7, batch_size=BATCH, length=LENGTH)
-
-
-@pytest.fixture
-def unscored(monkeypatch):
-    """Train without evaluating, which would be one more thing to compile."""
-    monkeypatch.setattr("proteinlm.training.train._evaluate", lambda *_, **__: (None, None))
-
-
-def rows(run, kind):
-    return [row for row in read_metrics(run) if row["kind"] == kind]
 
 
 def test_what_changes_no_loss_may_change_and_the_rest_is_named():
@@ -86,7 +51,7 @@ def test_what_changes_no_loss_may_change_and_the_rest_is_named():
 # Goes on with a run on as many devices as XLA_FLAGS says, twice: refused, then as it is told.
 ON_OTHER_DEVICES = """
 import sys
-from proteinlm import train as module
+from proteinlm.training import train as module
 from proteinlm.config import Config
 from proteinlm.errors import InputError
 module._evaluate = lambda *_, **__: (None, None)
@@ -99,7 +64,7 @@ print(module.train(config, *sys.argv[2:], allow_inexact_resume=True).step)
 """
 
 
-def test_other_batches_and_another_mesh_go_on_only_when_told(tmp_path, dataset, unscored):
+def test_other_batches_and_another_mesh_go_on_only_when_told(tmp_path, dataset, unscored):  # noqa: F811
     config, run = small(), tmp_path / "run"
     train(config, dataset, run)
     straight = np.array([row["loss"] for row in rows(run, "train")])
@@ -144,7 +109,7 @@ def test_other_batches_and_another_mesh_go_on_only_when_told(tmp_path, dataset, 
     assert train(dataclasses.replace(halved, num_steps=6), dataset, run).step == 6
 
 
-def poison(monkeypatch, dataset, config, numbers):
+def poison(monkeypatch, dataset, config, numbers):  # noqa: F811
     """Make the gradients of some batches NaN."""
     batches = TrainBatches(ProteinDataset.open(dataset), config.batches)
     bad = [batches.batch(number)["tokens"] for number in numbers]
@@ -159,7 +124,7 @@ def poison(monkeypatch, dataset, config, numbers):
     monkeypatch.setattr(Trainer, "_gradient", poisoned)
 
 
-def test_bad_batches_are_skipped_and_leave_no_trace(tmp_path, dataset, unscored, monkeypatch):
+def test_bad_batches_are_skipped_and_leave_no_trace(tmp_path, dataset, unscored, monkeypatch):  # noqa: F811
     config, run = small(num_steps=6, skip_bad_steps=1, keep_checkpoints=9, checkpoint_every=1), tmp_path / "run"
     poison(monkeypatch, dataset, config, (2, 3))
     # Two in a row where one is allowed: the run ends, and what is saved is good.

@@ -15,15 +15,11 @@ import numpy as np
 import pytest
 from flax import nnx
 from in_memory import dataset
+from small_runs import BATCH, config
 
 from proteinlm.config import (
-    VOCAB_SIZE,
     BatchesConfig,
-    Config,
-    FavorConfig,
     GeneralizedConfig,
-    ModelConfig,
-    ObjectiveConfig,
     OptimizerConfig,
 )
 from proteinlm.data.batches.batches import evaluation_batches
@@ -34,31 +30,6 @@ from proteinlm.runs.checkpoints import Checkpoints, load_run
 from proteinlm.runs.logs import read_metrics
 from proteinlm.training.step import Trainer
 from proteinlm.training.train import Interrupted, train
-
-BATCH = 4
-
-
-def config(kind="causal", form="single", **fields):
-    model = ModelConfig(
-        vocab_size=VOCAB_SIZE,
-        num_layers=2,
-        num_heads=2,
-        embed_dim=16,
-        mlp_dim=32,
-        max_length=48,
-        dropout=0.1,
-        attention=FavorConfig(num_features=8),
-    )
-    return Config(
-        model=model,
-        objective=ObjectiveConfig(kind=kind),
-        optimizer=OptimizerConfig(learning_rate=3e-3, schedule="cosine", warmup_steps=3),
-        batches=BatchesConfig(form=form, length=48, batch_size=BATCH, buckets=(24, 48) if form == "single" else ()),
-        **{
-            "num_steps": 20, "eval_every": 8, "eval_examples": 4, "checkpoint_every": 10, "log_every": 1,
-            "redraw_every": 4, "keep_best": 0, **fields,
-        },
-    )  # fmt: skip
 
 
 def losses(run):
@@ -73,7 +44,7 @@ def same_state(a, b):
 # Trains in a process of its own and kills it, without warning, in the middle of step 13.
 KILLED = """
     import os, signal, sys, time
-    from proteinlm import train as module
+    from proteinlm.training import train as module
     from proteinlm.config import Config
     write = module.MetricsLog.write
     def write_or_die(self, kind, step, **values):

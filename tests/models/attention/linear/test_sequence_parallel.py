@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from mechanisms import CASES
-from test_processes import TESTS, environment
+from subprocesses import TESTS, environment
 
 # Every kind of state and feature: with and without a log scale, of any sign, with exact blocks, and the padding that
 # has moved away from the first device.
