@@ -20,10 +20,9 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from proteinlm.config import Config
-from proteinlm.devices import processes, sharding
+from proteinlm.devices import sharding
 from proteinlm.errors import InputError
 from proteinlm.models.transformer import ProteinLM
-from proteinlm.output.files import whole_file
 from proteinlm.runs.folder import CHECKPOINTS, numbered, read_run_files
 from proteinlm.runs.storage_errors import full_disk_is_said, of_main_thread, quiet_callbacks, reason_of
 
@@ -131,19 +130,6 @@ class Checkpoints:
     def _losses(self) -> dict[int, float]:
         metrics = {step: self._manager.metrics(step) for step in self.steps()}
         return {step: _loss(values) for step, values in metrics.items() if values}
-
-    def score(self, step: int, loss: float) -> None:
-        """Give a checkpoint its loss on valid, where it was saved before it was evaluated; all processes call it."""
-        self.wait()
-        path = self._folder / str(step) / "metrics" / "metrics"
-
-        def write() -> None:
-            with whole_file(path) as handle:
-                handle.write(json.dumps({"loss": loss}))
-
-        if math.isfinite(loss):
-            processes.first_alone(write)
-            self._manager.reload()
 
     def save(
         self, step: int, state: dict[str, Any], data: dict, config: Config, valid_loss: float | None = None

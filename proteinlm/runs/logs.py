@@ -31,15 +31,7 @@ class MetricsLog:
         skipped: the steps that were skipped so far, ascending.
     """
 
-    def __init__(
-        self,
-        run: Path,
-        resume_step: int,
-        *,
-        silent: bool = False,
-        trackers: Sequence[Tracker] = (),
-        again: Sequence[str] = ("resume",),
-    ):
+    def __init__(self, run: Path, resume_step: int, *, silent: bool = False, trackers: Sequence[Tracker] = ()):
         """Open RUN/metrics.jsonl, and drop the lines of steps after `resume_step`: they will happen again.
 
         Args:
@@ -47,13 +39,13 @@ class MetricsLog:
             resume_step: where it goes on; 0 at the beginning.
             silent: write nothing, in a process beside the one that does.
             trackers: who is told the numbers too; closed with the log.
-            again: kinds whose lines of `resume_step` itself are dropped too.
         """
         self._trackers = trackers
         self.skipped: list[int] = []
         self.path = Path(os.devnull) if silent else run / METRICS_FILE
         if (run / METRICS_FILE).exists():
-            kept = [row for row in read_metrics(run) if row["step"] < resume_step + (row["kind"] not in again)]
+            # A line of kind resume at `resume_step` itself is of a start that saved nothing.
+            kept = [row for row in read_metrics(run) if row["step"] < resume_step + (row["kind"] != "resume")]
             self.skipped = [row["step"] for row in kept if row["kind"] == "skipped"]
             if not silent:
                 with whole_file(self.path) as handle:

@@ -40,14 +40,12 @@ class Beginning:
         step: number of optimizer steps done.
         inexact: what makes the run differ from one that never stopped.
         window: sums of the steps since the last line of the log, from `Window.unfinished`.
-        unscored: the evaluation of this step is still to come: the run was told to leave before it.
     """
 
     state: dict[str, Any]
     step: int = 0
     inexact: list[str] = field(default_factory=list)
     window: dict[str, float] = field(default_factory=dict)
-    unscored: bool = False
 
 
 def claim_run(run: Path, config: Config, dataset: ProteinDataset, lock: RunLock, *, inexact: bool = False) -> None:
@@ -113,17 +111,14 @@ def first_state(
         _refuse(found, f"checkpoint {start} of {run}")
     found += _move(batches, position)
     state = checkpoints.restore(start, trainer.abstract_state)[0]
-    return Beginning(state, start, found, position.get("window", {}), position.get("unscored", False))
+    return Beginning(state, start, found, position.get("window", {}))
 
 
-def position_of(
-    batches: TrainBatches, trainer: Trainer, window: dict[str, float], *, unscored: bool = False
-) -> dict[str, Any]:
+def position_of(batches: TrainBatches, trainer: Trainer, window: dict[str, float]) -> dict[str, Any]:
     """Return what a checkpoint says besides arrays: the position in the data, the devices, what is not logged yet."""
     return {
         **batches.get_state(),
         "window": window,
-        "unscored": unscored,
         "batches_per_epoch": batches.batches_per_epoch,
         "devices": sharding.describe(trainer.mesh),
     }

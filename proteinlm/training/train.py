@@ -91,17 +91,12 @@ def train(
             start,
             silent=not first,
             trackers=open_trackers(trackers, run, start, config) if first and trains else (),
-            again=("resume", "valid") if begin.unscored else ("resume",),
         )
         stack.callback(log.close)
         if begin.inexact and trains:
             log.write("resume", start, inexact=begin.inexact)
         line = stack.enter_context(progress_line(config.num_steps, start, run.resolve().name, text))
         evaluation_step = make_evaluation_step(config, trainer.graph, trainer.mesh)
-        if begin.unscored and trains:
-            _, comparable = _evaluate(config, dataset, evaluation_step, state, start, log, whole=False)
-            if comparable is not None:
-                checkpoints.score(start, comparable)
         window = Window(config, log, line, checkpoints, begin.window)
         vote = processes.Vote(trainer.mesh)
         stack.callback(traced.stop)
@@ -130,17 +125,15 @@ def train(
                 traced.stop()
                 window.pause()
             comparable = None
-            scored = last or (config.eval_every and done % config.eval_every == 0)
-            # Who is told to leave may have little time left: saved first, scored when the run goes on.
-            unscored = bool(scored and leave and not last)
-            if scored and not unscored:
+            # After a signal there may be little time left: save without an evaluation. The next one comes in its turn.
+            if last or (config.eval_every and done % config.eval_every == 0 and not leave):
                 window.settle()
                 valid, comparable = _evaluate(config, dataset, evaluation_step, state, done, log, whole=last)
                 window.pause()
             is_best = comparable is not None and checkpoints.is_among_best(comparable)
             if last or leave or is_best or done % config.checkpoint_every == 0:
                 window.settle()
-                position = position_of(batches, trainer, window.unfinished(), unscored=unscored)
+                position = position_of(batches, trainer, window.unfinished())
                 checkpoints.save(done, state, position, config, comparable)
                 window.pause()
             if leave and not last:

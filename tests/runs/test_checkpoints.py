@@ -219,15 +219,11 @@ def test_a_damaged_checkpoint_is_one_sentence_with_a_way_on(two_checkpoints, tmp
     assert "Event loop is closed" not in capfd.readouterr().err
 
 
-def test_a_loss_can_be_given_later_and_a_damaged_one_is_said(tmp_path):
+def test_a_damaged_loss_is_said(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=1, keep_best=1)
-    for step, loss in ((1, 3.0), (2, None)):
+    for step, loss in ((1, 3.0), (2, 2.5), (3, None)):
         checkpoints.save(step, tree(), {}, Config(), loss)
-    assert (checkpoints.best(), checkpoints.is_among_best(2.0)) == (1, True)
-    checkpoints.score(2, 2.5)
-    assert (checkpoints.best(), checkpoints.is_among_best(2.75)) == (2, False)
-    checkpoints.score(2, float("nan"))
-    checkpoints.save(3, tree(), {}, Config())
+    assert (checkpoints.best(), checkpoints.is_among_best(2.75), checkpoints.is_among_best(2.0)) == (2, False, True)
     # The best stays for its loss alone.
     assert checkpoints.steps() == [2, 3]
     checkpoints.close()

@@ -30,8 +30,6 @@ def test_what_is_said_of_the_resumed_step_itself_can_happen_again(tmp_path):
     assert [(row["kind"], row["step"]) for row in read_metrics(tmp_path)] == [
         ("train", 1), ("train", 2), ("valid", 1), ("valid", 2), ("resume", 1),
     ]  # fmt: skip
-    MetricsLog(tmp_path, 2, again=("resume", "valid")).close()
-    assert [row["step"] for row in read_metrics(tmp_path) if row["kind"] == "valid"] == [1]
 
 
 def test_what_is_not_finite_is_null(tmp_path):
