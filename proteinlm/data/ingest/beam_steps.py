@@ -17,7 +17,7 @@ import uuid
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from proteinlm.data.dataset.dataset import MANIFEST
 from proteinlm.data.dataset.shard_plan import plan_files
 from proteinlm.data.families import profile_search
 from proteinlm.data.families.table_counts import TableCounts, TableFile, TableResult
-from proteinlm.data.families.table_formats import TableBlock, parse_rows, table_blocks
+from proteinlm.data.families.table_formats import TableBlock, TableFormat, parse_rows, table_blocks, table_formats
 from proteinlm.data.families.table_join import hashes_of, join_packed, key, packed_rows, partition_edges
 from proteinlm.data.families.table_lookup import FamilyTables, own_families
 from proteinlm.data.ingest import steps as stages
@@ -59,6 +59,7 @@ class Job:
         num_buckets: a power of two.
         num_partitions: of the accessions of records and tables, a power of two; 0 without tables.
         tables: names of the tables, as the dataset's provenance shows them.
+        formats: of the tables; those that are registered where the job is launched.
     """
 
     work: Path
@@ -67,6 +68,7 @@ class Job:
     num_buckets: int
     num_partitions: int
     tables: tuple[str, ...]
+    formats: tuple[type[TableFormat], ...] = field(default_factory=table_formats)
 
 
 @contextlib.contextmanager
@@ -169,8 +171,8 @@ class ReadTable(_Step):
         index, path = element
         kind = ""
         source = SourceFile(path)
-        for before, block in table_blocks(source):
-            kind = block.form.kind
+        for before, block in table_blocks(source, formats=self.job.formats):
+            kind = block.format.name
             yield index, before, pickle.dumps(block)
         end = {"bytes": source.size, "md5": source.md5, "format": kind}
         note(self.job, "tables", f"{index}", json.dumps(end).encode())
@@ -188,7 +190,7 @@ class MapTable(_Step):
         if names:
             hashes = _partition_hashes(names)
             yield from packed_rows(parsed.rows, list(map(key, names)), hashes, index, self.job.num_partitions)
-        result = TableResult(parsed.number, len(names), parsed.bad, 0)
+        result = TableResult(parsed.number, len(names), parsed.malformed, 0)
         yield TaggedOutput(ACCOUNTS, (index, pickle.dumps((before, result))))
 
 
