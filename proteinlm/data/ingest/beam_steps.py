@@ -35,7 +35,7 @@ from proteinlm.data.families.table_join import hashes_of, join_packed, key, pack
 from proteinlm.data.families.table_lookup import FamilyTables, own_families
 from proteinlm.data.ingest import steps as stages
 from proteinlm.data.ingest.config import IngestConfig
-from proteinlm.data.sources.files import Block, SourceFile
+from proteinlm.data.sources.files import SourceFile, TextBlock
 from proteinlm.data.sources.spill import bucket_folder, columns, packed
 from proteinlm.data.sources.uniprot import Record, parse
 from proteinlm.errors import InputError
@@ -131,7 +131,7 @@ class MapBlock(_Step):
     def outputs(self, element):
         """Parse a block."""
         index, number, form, data, last = element
-        parsed = parse(Block(form, data, last))
+        parsed = parse(TextBlock(form, data, last))
         records, sources = parsed.records, Counter()
         if records and self.job.num_partitions:
             for partition, part in _by_partition(records, self.job.num_partitions):
