@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import pickle
-import re
 import shutil
 import tempfile
 import uuid
@@ -36,6 +35,7 @@ from proteinlm.data.families.table_lookup import FamilyTables, own_families
 from proteinlm.data.ingest import steps as stages
 from proteinlm.data.ingest.config import IngestConfig
 from proteinlm.data.sources.files import SourceFile, TextBlock
+from proteinlm.data.sources.names import protein_of
 from proteinlm.data.sources.spill import bucket_folder, columns, packed
 from proteinlm.data.sources.uniprot import Record, parse
 from proteinlm.errors import InputError
@@ -45,7 +45,6 @@ ACCOUNTS = "accounts"
 NOTES = ("sources", "tables", "rows", ACCOUNTS, "joined", "searched", "fingerprint", "troubles")
 """Folders in the scratch folder."""
 _BLOCKS_OF_ACCOUNT = 64
-_ISOFORMS = re.compile(rb"(-\d+)+\Z")
 
 
 @dataclass(frozen=True)
@@ -151,8 +150,18 @@ def _account(index: int, number: int, form: str, result: stages.MapResult) -> Ta
 
 
 def _partition_hashes(accessions: Iterable[bytes]) -> np.ndarray:
-    """Return numbers that are equal for a protein and its isoforms, whose families are those of the protein."""
-    return hashes_of([_ISOFORMS.sub(b"", name) for name in accessions])
+    """Return a hash for each accession, uint32 [n], that is the same for a protein and its isoforms.
+
+    An isoform takes the families of its protein, so that both must be in one partition.
+    """
+    return hashes_of(list(map(_without_isoform, accessions)))
+
+
+def _without_isoform(accession: bytes) -> bytes:
+    # X-1-2 is an isoform of X-1, which is one of X.
+    while (protein := protein_of(accession)) is not None:
+        accession = protein
+    return accession
 
 
 def _by_partition(records: Sequence[Record], partitions: int) -> Iterator[tuple[int, list[int]]]:

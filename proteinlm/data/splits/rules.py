@@ -1,6 +1,5 @@
 """Records -> train, valid, test or ood, by pure functions: order, shards and workers change nothing."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from proteinlm.data.families.ids import PAPER_HELD_OUT_FAMILIES, check_families, united
+from proteinlm.data.sources.names import protein_of
 from proteinlm.errors import InputError
 
 SPLITS = ("train", "valid", "test", "ood")
@@ -16,13 +16,6 @@ TRAIN, VALID, TEST, OOD, NEAR = range(5)
 LISTED = (*SPLITS, "near")
 """What a manifest may say: a split, or `near` for sequences that are in no split since they are like evaluated ones."""
 _WHOLE = 1 << 64
-_ISOFORM = re.compile(rb".+-\d+")
-
-
-def digest_fraction(value: bytes) -> float:
-    """Read a digest as a number in [0, 1): its first 8 bytes, big endian, over 2^64."""
-    # Near 1 the nearest float is 1 itself; the number that is compared (see `split_of`) is the integer.
-    return min(int.from_bytes(value[:8], "big") / _WHOLE, 1 - 2**-53)
 
 
 @dataclass(frozen=True)
@@ -105,8 +98,7 @@ def precedence(accession: bytes, reviewed: bool, taxon: int) -> tuple:
     Reviewed before unreviewed, proteins before isoforms (P12345-2), shorter accessions before longer ones,
     then alphabetically.
     """
-    isoform = b"-" in accession and _ISOFORM.fullmatch(accession) is not None
-    return not reviewed, isoform, len(accession), accession, taxon
+    return not reviewed, protein_of(accession) is not None, len(accession), accession, taxon
 
 
 class Merged(NamedTuple):
