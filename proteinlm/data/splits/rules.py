@@ -9,7 +9,7 @@ import numpy as np
 
 from proteinlm.data.families.ids import PAPER_HELD_OUT_FAMILIES, check_families, united
 from proteinlm.data.sources.names import protein_of
-from proteinlm.errors import InputError
+from proteinlm.errors import InputError, check_range
 
 SPLITS = ("train", "valid", "test", "ood")
 TRAIN, VALID, TEST, OOD, NEAR = range(5)
@@ -38,15 +38,14 @@ class SplitsConfig:
     manifest: Path | None = None
 
     def __post_init__(self):
-        if self.identity is not None and not 0 < self.identity <= 1:
-            raise InputError(f"identity is {self.identity}; it is a fraction above 0, at most 1 (0.5 is 50 %).")
+        if self.identity is not None:
+            check_range("identity (0.5 means 50 %)", self.identity, above=0, at_most=1)
         if self.identity is not None and self.manifest is not None:
             raise InputError(
-                f"identity ({self.identity}) decides splits anew and {self.manifest} has them: give one of the two."
+                f"identity ({self.identity}) computes new splits and {self.manifest} has splits: give one of the two."
             )
         for name in ("valid", "test"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} is {getattr(self, name)}; it is a fraction from 0 to 1.")
+            check_range(name, getattr(self, name), at_least=0, at_most=1)
         if self.valid + self.test > 1:
             raise InputError(
                 f"valid ({self.valid}) and test ({self.test}) are more than 1 together: lower one of them."
