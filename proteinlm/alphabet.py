@@ -44,10 +44,7 @@ def canonical(sequence: bytes) -> bytes:
         letters = letters[:-1]
     if not letters:
         raise InputError("the sequence is empty")
-    ids = _ID_OF_BYTE[np.frombuffer(letters, np.uint8)]
-    if (ids == _NOT_A_RESIDUE).any():
-        place = int(np.argmax(ids == _NOT_A_RESIDUE))
-        raise InputError(f"the letter {chr(letters[place])!r} at residue {place + 1} is not an amino acid")
+    encode(letters)
     return letters
 
 

@@ -1,6 +1,7 @@
 """What every test runs under: CPU, warnings as errors, no silent broadcasting, shapes in signatures checked."""
 
 import os
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -33,13 +34,15 @@ def shared_data() -> Path:
 
 def sample_records():
     """The packaged proteins as (accession, sequence, families) in file order."""
-    from proteinlm.data.families.table_lookup import family_tables
+    from proteinlm.data.families.table_join import join_tables
+    from proteinlm.data.families.table_lookup import FamilyTables
     from proteinlm.data.sources.uniprot import read_records
 
     sample = Path(__file__).parents[1] / "proteinlm" / "data" / "sample"
     records = list(read_records(sample / "proteins.fasta.gz"))
-    with family_tables([sample / "pfam.tsv.gz"]) as tables:
-        families = tables.add(records).families
+    with tempfile.TemporaryDirectory() as folder:
+        join_tables([sample / "pfam.tsv.gz"], Path(folder) / "families")
+        families = FamilyTables(Path(folder) / "families").add(records).families
     return [
         (record.accession, record.sequence.decode(), text.decode())
         for record, text in zip(records, families, strict=True)

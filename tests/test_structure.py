@@ -39,7 +39,6 @@ TESTED_ELSEWHERE = {
     "data/ingest/beam_steps.py": "data/ingest/test_beam.py",
     "data/families/table_counts.py": "data/families/test_table_join.py",
     "data/dataset/shard_plan.py": "data/ingest/test_ingest.py",
-    "data/sources/digests.py": "data/splits/test_rules.py",
     "models/layout.py": "devices/test_sharding.py",
     "models/attention/linear/state.py": "models/attention/linear/test_linear_attention.py",
     "models/attention/identity.py": "models/attention/test_mechanisms.py",

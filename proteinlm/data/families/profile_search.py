@@ -65,7 +65,7 @@ class Piece(NamedTuple):
 
 def _pyhmmer() -> Any:
     try:
-        import pyhmmer
+        import pyhmmer  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise InputError(
             "--pfam-hmm searches with pyhmmer, which is not installed: pip install 'proteinlm[pfam]'."

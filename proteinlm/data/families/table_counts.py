@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from proteinlm.data.families.ids import SHOWN
+from proteinlm.data.families.table_formats import examples_of_formats
 from proteinlm.errors import InputError
 
 
@@ -31,7 +32,7 @@ class TableFile:
 
     Attributes:
         path, bytes, md5: of the file.
-        format: as `pfam_formats.Kind`.
+        format: name of its `TableFormat`.
         rows: that were read, headers not counted.
         malformed: how many of them could not be read.
         shown: the first of these.
@@ -76,8 +77,5 @@ class TableCounts:
             InputError: not one of its rows can be used.
         """
         if not self.good:
-            raise InputError(
-                f"{self.path} has no row that can be used: name a table with rows ACCESSION<TAB>PF00001;PF00002, "
-                "Pfam-A.regions.uniprot.tsv.gz or protein2ipr.dat.gz."
-            )
+            raise InputError(f"{self.path} has no row that can be used: name a table with {examples_of_formats()}.")
         return TableFile(self.path, size, md5, kind, self.rows, self.malformed, tuple(self.shown))

@@ -175,7 +175,7 @@ def _read(
     def tasks() -> Iterator[tuple[tuple[int, int], TableTask]]:
         for index, source in enumerate(sources):
             for before, block in table_blocks(source):
-                kinds[index] = block.form.kind
+                kinds[index] = block.format.name
                 yield (index, before), TableTask(folder, partitions, index, block)
 
     counts = [TableCounts(source.path) for source in sources]
@@ -196,12 +196,12 @@ def spill_rows(task: TableTask) -> TableResult:
     folder, partitions, table, block = task
     parsed = parse_rows(block)
     if not parsed.rows:
-        return TableResult(parsed.number, len(parsed.rows), parsed.bad, 0)
+        return TableResult(parsed.number, len(parsed.rows), parsed.malformed, 0)
     keys = [key(name) for name, _, _ in parsed.rows]
     for partition, chunk in packed_rows(parsed.rows, keys, hashes_of(keys), table, partitions):
         with open(_rows_folder(folder, partition) / str(os.getpid()), "ab") as handle:
             handle.write(chunk)
-    return TableResult(parsed.number, len(parsed.rows), parsed.bad, max(map(len, keys)))
+    return TableResult(parsed.number, len(parsed.rows), parsed.malformed, max(map(len, keys)))
 
 
 def packed_rows(

@@ -1,13 +1,9 @@
 """Accessions looked up in joined tables of families (pfam_join.py), which are mapped, never loaded."""
 
-import contextlib
 import json
 import mmap
-import os
-import re
-import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -17,8 +13,9 @@ import numpy as np
 
 from proteinlm.data.families.ids import SHOWN, united
 from proteinlm.data.families.table_counts import TableFile
-from proteinlm.data.families.table_join import COLUMNS, INDEX, USED, hashes_of, join_tables, key, partition_edges
+from proteinlm.data.families.table_join import COLUMNS, INDEX, USED, hashes_of, key, partition_edges
 from proteinlm.data.sources.crc64 import crc64
+from proteinlm.data.sources.names import protein_of
 from proteinlm.data.sources.uniprot import Record
 
 DR_LINES = "DR lines"
@@ -26,7 +23,6 @@ DR_LINES = "DR lines"
 RESIDENT_BYTES = 64 << 20
 """How much of the tables a process holds on to; more than this is given back to the system after each look."""
 _SCANNED_ROWS = 1 << 20
-_ISOFORM = re.compile(rb"(.+)-\d+")
 
 
 class Mismatch(NamedTuple):
@@ -153,11 +149,10 @@ class FamilyTables:
         """Yield the rows of proteins of whose isoforms nothing was found."""
         places, names = [], []
         for place, record in enumerate(records):
-            if "-" in record.accession and place not in found:
-                isoform = _ISOFORM.fullmatch(record.accession.encode())
-                if isoform:
-                    places.append(place)
-                    names.append(isoform[1])
+            protein = protein_of(record.accession.encode())
+            if protein is not None and place not in found:
+                places.append(place)
+                names.append(protein)
         for hit in self._find(names):
             yield hit._replace(place=places[hit.place])
 
@@ -231,11 +226,3 @@ class FamilyTables:
             last = keys[-1] if len(keys) else last
             self._give_back()
         return number, tuple(first)
-
-
-@contextlib.contextmanager
-def family_tables(paths: Iterable[str | os.PathLike]) -> Iterator[FamilyTables]:
-    """Join tables in a scratch folder, for as long as the block lasts; errors as for `pfam_join.join_tables`."""
-    with tempfile.TemporaryDirectory(prefix="proteinlm-families-") as folder:
-        join_tables(paths, Path(folder) / "families")
-        yield FamilyTables(Path(folder) / "families")

@@ -10,14 +10,13 @@ import contextlib
 import json
 import os
 import pickle
-import re
 import shutil
 import tempfile
 import uuid
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,13 @@ from proteinlm.data.dataset.dataset import MANIFEST
 from proteinlm.data.dataset.shard_plan import plan_files
 from proteinlm.data.families import profile_search
 from proteinlm.data.families.table_counts import TableCounts, TableFile, TableResult
-from proteinlm.data.families.table_formats import TableBlock, parse_rows, table_blocks
+from proteinlm.data.families.table_formats import TableBlock, TableFormat, parse_rows, table_blocks, table_formats
 from proteinlm.data.families.table_join import hashes_of, join_packed, key, packed_rows, partition_edges
 from proteinlm.data.families.table_lookup import FamilyTables, own_families
 from proteinlm.data.ingest import steps as stages
 from proteinlm.data.ingest.config import IngestConfig
-from proteinlm.data.sources.files import Block, SourceFile
+from proteinlm.data.sources.files import SourceFile, TextBlock
+from proteinlm.data.sources.names import protein_of
 from proteinlm.data.sources.spill import bucket_folder, columns, packed
 from proteinlm.data.sources.uniprot import Record, parse
 from proteinlm.errors import InputError
@@ -45,7 +45,6 @@ ACCOUNTS = "accounts"
 NOTES = ("sources", "tables", "rows", ACCOUNTS, "joined", "searched", "fingerprint", "troubles")
 """Folders in the scratch folder."""
 _BLOCKS_OF_ACCOUNT = 64
-_ISOFORMS = re.compile(rb"(-\d+)+\Z")
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,7 @@ class Job:
         num_buckets: a power of two.
         num_partitions: of the accessions of records and tables, a power of two; 0 without tables.
         tables: names of the tables, as the dataset's provenance shows them.
+        formats: of the tables; those that are registered where the job is launched.
     """
 
     work: Path
@@ -67,6 +67,7 @@ class Job:
     num_buckets: int
     num_partitions: int
     tables: tuple[str, ...]
+    formats: tuple[type[TableFormat], ...] = field(default_factory=table_formats)
 
 
 @contextlib.contextmanager
@@ -129,7 +130,7 @@ class MapBlock(_Step):
     def outputs(self, element):
         """Parse a block."""
         index, number, form, data, last = element
-        parsed = parse(Block(form, data, last))
+        parsed = parse(TextBlock(form, data, last))
         records, sources = parsed.records, Counter()
         if records and self.job.num_partitions:
             for partition, part in _by_partition(records, self.job.num_partitions):
@@ -149,8 +150,18 @@ def _account(index: int, number: int, form: str, result: stages.MapResult) -> Ta
 
 
 def _partition_hashes(accessions: Iterable[bytes]) -> np.ndarray:
-    """Return numbers that are equal for a protein and its isoforms, whose families are those of the protein."""
-    return hashes_of([_ISOFORMS.sub(b"", name) for name in accessions])
+    """Return a hash for each accession, uint32 [n], that is the same for a protein and its isoforms.
+
+    An isoform takes the families of its protein, so that both must be in one partition.
+    """
+    return hashes_of(list(map(_without_isoform, accessions)))
+
+
+def _without_isoform(accession: bytes) -> bytes:
+    # X-1-2 is an isoform of X-1, which is one of X.
+    while (protein := protein_of(accession)) is not None:
+        accession = protein
+    return accession
 
 
 def _by_partition(records: Sequence[Record], partitions: int) -> Iterator[tuple[int, list[int]]]:
@@ -169,8 +180,8 @@ class ReadTable(_Step):
         index, path = element
         kind = ""
         source = SourceFile(path)
-        for before, block in table_blocks(source):
-            kind = block.form.kind
+        for before, block in table_blocks(source, formats=self.job.formats):
+            kind = block.format.name
             yield index, before, pickle.dumps(block)
         end = {"bytes": source.size, "md5": source.md5, "format": kind}
         note(self.job, "tables", f"{index}", json.dumps(end).encode())
@@ -188,7 +199,7 @@ class MapTable(_Step):
         if names:
             hashes = _partition_hashes(names)
             yield from packed_rows(parsed.rows, list(map(key, names)), hashes, index, self.job.num_partitions)
-        result = TableResult(parsed.number, len(names), parsed.bad, 0)
+        result = TableResult(parsed.number, len(names), parsed.malformed, 0)
         yield TaggedOutput(ACCOUNTS, (index, pickle.dumps((before, result))))
 
 

@@ -34,7 +34,7 @@ from proteinlm.data.ingest.source_accounts import Intake
 from proteinlm.data.ingest.split_decisions import Decisions
 from proteinlm.data.ingest.summary import Summary
 from proteinlm.data.ingest.workers import Submit, pool, wait_for_processes
-from proteinlm.data.sources.files import Block, SourceFile
+from proteinlm.data.sources.files import SourceFile, TextBlock
 from proteinlm.data.sources.spill import bucket_folder, drop_bucket
 from proteinlm.data.splits.mmseqs import SHORTEST
 from proteinlm.data.splits.rules import SPLITS
@@ -205,7 +205,7 @@ class LocalEngine:
             self.progress.update(bar, completed=finished + read, detail=detail)
         self.marker.note(intake=self.intake.state())
 
-    def _blocks(self, first: int) -> Iterator[tuple[tuple[str, SourceFile | None], tuple[int, Block]]]:
+    def _blocks(self, first: int) -> Iterator[tuple[tuple[str, SourceFile | None], tuple[int, TextBlock]]]:
         """Yield blocks with their format, their file if they are its last, and the file's number."""
         for index, file in enumerate(self.files[first:], first):
             for block in file.blocks(self.config.block_bytes):

@@ -31,7 +31,7 @@ from proteinlm.data.dataset.shard_plan import Shard
 from proteinlm.data.dataset.statistics import SplitStatistics, count_residues
 from proteinlm.data.families.profile_search import add_found
 from proteinlm.data.families.table_lookup import FamilyTables, Mismatch, own_families
-from proteinlm.data.sources.files import Block
+from proteinlm.data.sources.files import TextBlock
 from proteinlm.data.sources.spill import NO_TAXON, Columns, columns, distinct, numbers, read_bucket, sequences_of, spill
 from proteinlm.data.sources.uniprot import Reject, parse
 from proteinlm.data.splits import by_identity
@@ -65,7 +65,7 @@ class MapResult(NamedTuple):
 
 
 def map_block(
-    block: Block, work: Path, num_buckets: int, tables: FamilyTables | None, writer: str, source: int = 0
+    block: TextBlock, work: Path, num_buckets: int, tables: FamilyTables | None, writer: str, source: int = 0
 ) -> MapResult:
     """Parse a block and append its records to the buckets.
 

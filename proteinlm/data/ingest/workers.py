@@ -20,7 +20,7 @@ from proteinlm.data.families.table_counts import TableResult
 from proteinlm.data.families.table_join import INDEX, SortTask, TableTask, sort_partition, spill_rows
 from proteinlm.data.families.table_lookup import FamilyTables
 from proteinlm.data.ingest import steps as stages
-from proteinlm.data.sources.files import Block
+from proteinlm.data.sources.files import TextBlock
 from proteinlm.data.sources.spill import cut_bucket
 from proteinlm.data.splits.rules import SplitsConfig
 
@@ -61,7 +61,7 @@ class Worker:
         bucket, source = task
         cut_bucket(self.work, bucket, source)
 
-    def map(self, task: tuple[int, Block]) -> stages.MapResult:
+    def map(self, task: tuple[int, TextBlock]) -> stages.MapResult:
         """Parse a block of source number so and so."""
         source, block = task
         return stages.map_block(block, self.work, self.num_buckets, self.tables, str(os.getpid()), source)

@@ -22,7 +22,7 @@ _FLAT_IN_FASTA = re.compile(rb"\n(?!>)[^\n]*ID   \S+ +(?:Reviewed|Unreviewed|STA
 Format = Literal["fasta", "flat"]
 
 
-class Block(NamedTuple):
+class TextBlock(NamedTuple):
     """Whole records of one file, lines ending in a single newline.
 
     Attributes:
@@ -111,7 +111,7 @@ class SourceFile:
         if held:
             yield b"\n"
 
-    def blocks(self, size: int = BLOCK_BYTES) -> Iterator[Block]:
+    def blocks(self, size: int = BLOCK_BYTES) -> Iterator[TextBlock]:
         """Yield blocks of about `size` bytes (a longer record is a longer block).
 
         Raises:
@@ -142,14 +142,14 @@ class SourceFile:
             held, length = [text], len(text)
         yield self._block(kind, b"".join(held), True, number)
 
-    def _block(self, kind: Format, data: bytes, last: bool, number: int) -> Block:
+    def _block(self, kind: Format, data: bytes, last: bool, number: int) -> TextBlock:
         # To look for one letter that is rare costs nothing beside parsing; longer texts and patterns would.
         if kind == "fasta" and b";" in data and b"ID   " in data and (found := _FLAT_IN_FASTA.search(data)):
             one, other, place = "FASTA", "a UniProtKB flat file", found.start()
         elif kind == "flat" and (place := _header(data)) >= 0:
             one, other = "a UniProtKB flat file", "FASTA"
         else:
-            return Block(kind, data, last)
+            return TextBlock(kind, data, last)
         line = data[place:].strip().split(b"\n", 1)[0][:60]
         raise InputError(
             f"{self.path} begins as {one} and goes on as {other} "

@@ -9,7 +9,7 @@ import numpy as np
 
 from proteinlm import alphabet
 from proteinlm.data.sources.crc64 import crc64
-from proteinlm.data.sources.files import Block, SourceFile
+from proteinlm.data.sources.files import SourceFile, TextBlock
 from proteinlm.data.sources.names import printed
 from proteinlm.errors import InputError
 
@@ -113,7 +113,7 @@ def first_record(path: str | os.PathLike) -> Record:
     raise InputError(f"{path} holds no record.")
 
 
-def parse(block: Block) -> Parsed:
+def parse(block: TextBlock) -> Parsed:
     """Parse a block of whole records; what is wrong with one of them is a reject, never an error."""
     return _parse_fasta(block.data) if block.format == "fasta" else _parse_flat(block)
 
@@ -210,7 +210,7 @@ def _code(text: bytes) -> int:
     return text[0] << 8 | text[1]
 
 
-def _parse_flat(block: Block) -> Parsed:
+def _parse_flat(block: TextBlock) -> Parsed:
     data = block.data + b"\n\n"
     places, rejects, number = _places(data, len(block.data))
     entries = []

@@ -1,6 +1,5 @@
 """Records -> train, valid, test or ood, by pure functions: order, shards and workers change nothing."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,20 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from proteinlm.data.families.ids import PAPER_HELD_OUT_FAMILIES, check_families, united
-from proteinlm.errors import InputError
+from proteinlm.data.sources.names import protein_of
+from proteinlm.errors import InputError, check_range
 
 SPLITS = ("train", "valid", "test", "ood")
 TRAIN, VALID, TEST, OOD, NEAR = range(5)
 LISTED = (*SPLITS, "near")
 """What a manifest may say: a split, or `near` for sequences that are in no split since they are like evaluated ones."""
 _WHOLE = 1 << 64
-_ISOFORM = re.compile(rb".+-\d+")
-
-
-def digest_fraction(value: bytes) -> float:
-    """Read a digest as a number in [0, 1): its first 8 bytes, big endian, over 2^64."""
-    # Near 1 the nearest float is 1 itself; the number that is compared (see `split_of`) is the integer.
-    return min(int.from_bytes(value[:8], "big") / _WHOLE, 1 - 2**-53)
 
 
 @dataclass(frozen=True)
@@ -45,15 +38,14 @@ class SplitsConfig:
     manifest: Path | None = None
 
     def __post_init__(self):
-        if self.identity is not None and not 0 < self.identity <= 1:
-            raise InputError(f"identity is {self.identity}; it is a fraction above 0, at most 1 (0.5 is 50 %).")
+        if self.identity is not None:
+            check_range("identity (0.5 means 50 %)", self.identity, above=0, at_most=1)
         if self.identity is not None and self.manifest is not None:
             raise InputError(
-                f"identity ({self.identity}) decides splits anew and {self.manifest} has them: give one of the two."
+                f"identity ({self.identity}) computes new splits and {self.manifest} has splits: give one of the two."
             )
         for name in ("valid", "test"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} is {getattr(self, name)}; it is a fraction from 0 to 1.")
+            check_range(name, getattr(self, name), at_least=0, at_most=1)
         if self.valid + self.test > 1:
             raise InputError(
                 f"valid ({self.valid}) and test ({self.test}) are more than 1 together: lower one of them."
@@ -105,8 +97,7 @@ def precedence(accession: bytes, reviewed: bool, taxon: int) -> tuple:
     Reviewed before unreviewed, proteins before isoforms (P12345-2), shorter accessions before longer ones,
     then alphabetically.
     """
-    isoform = b"-" in accession and _ISOFORM.fullmatch(accession) is not None
-    return not reviewed, isoform, len(accession), accession, taxon
+    return not reviewed, protein_of(accession) is not None, len(accession), accession, taxon
 
 
 class Merged(NamedTuple):

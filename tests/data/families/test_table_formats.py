@@ -1,12 +1,18 @@
 import csv
 import gzip
+import importlib
 import io
+import json
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proteinlm.data.families.table_formats import form_of, parse_rows, table_blocks
+from proteinlm.data.dataset.dataset import ProteinDataset
+from proteinlm.data.families import table_formats
+from proteinlm.data.families.table_formats import TwoColumns, format_of, parse_rows, register_table_format, table_blocks
+from proteinlm.data.ingest.ingest import IngestConfig, ingest
 from proteinlm.data.sources.files import SourceFile
 from proteinlm.errors import InputError
 
@@ -32,9 +38,9 @@ def read(path, size=1 << 20):
     for before, block in table_blocks(SourceFile(path), size):
         parsed = parse_rows(block)
         rows += parsed.rows
-        bad += [(before + line, text) for line, text in parsed.bad]
+        bad += [(before + line, text) for line, text in parsed.malformed]
         number += parsed.number
-        kinds.add(block.form.kind)
+        kinds.add(block.format.name)
     return rows, bad, number, kinds
 
 
@@ -127,6 +133,67 @@ def test_any_bytes_give_rows_and_malformed_ones_or_a_sentence(tmp_path_factory, 
     assert all(line > 0 for line, _ in bad)
 
 
-def test_the_form_does_not_hang_on_the_first_line():
-    assert form_of([b"junk", b"A0A0\tIPR003593\tname\tPF00155\t3\t4"]).kind == "protein2ipr"
-    assert form_of([b"junk"]).kind == form_of([]).kind == "two columns"
+def test_the_format_does_not_hang_on_the_first_line():
+    assert format_of([b"junk", b"A0A0\tIPR003593\tname\tPF00155\t3\t4"]).name == "protein2ipr"
+    assert format_of([b"junk"]).name == format_of([]).name == "two columns"
+
+
+FORMAT_FROM_OUTSIDE = """
+import re
+from dataclasses import dataclass
+
+from proteinlm.data.families.table_formats import TableFormat, register_table_format
+
+
+@register_table_format
+@dataclass(frozen=True)
+class Brackets(TableFormat):
+    name = "brackets"
+    example = "rows ACCESSION [PF00001]"
+
+    @classmethod
+    def recognise(cls, lines):
+        return cls() if lines[0].endswith(b"]") else None
+
+    def parse(self, text):
+        return [(name, family, b"") for name, family in re.findall(rb"^(\\S+) \\[(PF\\d{5})\\]$", text, re.MULTILINE)]
+"""
+
+
+@pytest.fixture
+def _brackets(tmp_path, monkeypatch):
+    """A format that is registered by a module outside the package, as long as the test runs."""
+    monkeypatch.setattr(table_formats, "_FORMATS", dict(table_formats._FORMATS))
+    (tmp_path / "bracket_tables.py").write_text(FORMAT_FROM_OUTSIDE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "bracket_tables", raising=False)
+    importlib.import_module("bracket_tables")
+    yield
+    sys.modules.pop("bracket_tables", None)
+
+
+@pytest.mark.usefixtures("_brackets")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_format_from_outside_the_package(tmp_path, workers):
+    (tmp_path / "in.fasta").write_text(">P1\nMKVL\n>P2\nMSTA\n>P3\nMAAA\n")
+    (tmp_path / "families").write_text("P1 [PF00001]\nP2 (PF00002)\nP3 [PF00003]\n")
+    config = IngestConfig(families=(tmp_path / "families",), workers=workers)
+    ingest([tmp_path / "in.fasta"], tmp_path / "out", config)
+    rows = ProteinDataset.open(tmp_path / "out").manifest().to_pandas().set_index("accession").families
+    assert {name: list(families) for name, families in rows.items()} == {"P1": ["PF00001"], "P2": [], "P3": ["PF00003"]}
+    (table,) = json.loads((tmp_path / "out" / "provenance.json").read_text())["family_tables"]
+    assert (table["format"], table["rows"], table["malformed"]) == ("brackets", 3, 1)
+
+
+@pytest.mark.usefixtures("_brackets")
+def test_messages_list_a_format_from_outside(tmp_path):
+    (tmp_path / "in.fasta").write_text(">P1\nMKVL\n")
+    (tmp_path / "families").write_text("nothing\n")
+    with pytest.raises(InputError, match=r"protein2ipr\.dat\.gz or rows ACCESSION \[PF00001\]\.$"):
+        ingest([tmp_path / "in.fasta"], tmp_path / "out", IngestConfig(families=(tmp_path / "families",), workers=1))
+
+
+def test_two_formats_of_one_name_are_refused():
+    assert register_table_format(TwoColumns) is TwoColumns
+    with pytest.raises(ValueError, match="the table format 'two columns' is registered already, by TwoColumns"):
+        register_table_format(type("Other", (TwoColumns,), {}))

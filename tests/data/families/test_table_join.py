@@ -87,15 +87,15 @@ def test_keys_of_long_names_differ():
 MEASURED = textwrap.dedent("""
     import resource, sys
     from pathlib import Path
-    from proteinlm.data import pfam_formats, pfam_join, pfam_table
+    from proteinlm.data.families import table_join, table_lookup
     from proteinlm.data.sources.uniprot import Record
-    pfam_table.RESIDENT_BYTES = 1 << 20
+    table_lookup.RESIDENT_BYTES = 1 << 20
     rows, folder = int(sys.argv[1]), Path(sys.argv[2])
     with open(folder / "table", "w") as handle:
         for start in range(0, rows, 10_000):
             handle.write("".join(f"P{i:08d}\\tPF{i % 9973:05d}\\n" for i in range(start, start + 10_000)))
-    pfam_join.join_tables([folder / "table"], folder / "joined", partition_bytes=1 << 20)
-    tables = pfam_table.FamilyTables(folder / "joined")
+    table_join.join_tables([folder / "table"], folder / "joined", partition_bytes=1 << 20)
+    tables = table_lookup.FamilyTables(folder / "joined")
     step = rows // 20_000
     for start in range(0, rows, 4_000 * step):
         names = [f"P{i:08d}" for i in range(start, min(start + 4_000 * step, rows), step)]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proteinlm import alphabet
 from proteinlm.data.sources.crc64 import crc64
-from proteinlm.data.sources.files import Block, SourceFile
+from proteinlm.data.sources.files import SourceFile, TextBlock
 from proteinlm.data.sources.uniprot import (
     CHECKSUM,
     LENGTH,
@@ -28,11 +28,11 @@ from proteinlm.errors import InputError
 
 
 def fasta(text, last=True):
-    return parse(Block("fasta", text.encode(), last))
+    return parse(TextBlock("fasta", text.encode(), last))
 
 
 def flat(text, last=True):
-    return parse(Block("flat", text.encode(), last))
+    return parse(TextBlock("flat", text.encode(), last))
 
 
 def entry(accession="P12345", sequence="MKVL", *, extra="", status="Reviewed", checksum=None, length=None, end="//\n"):
@@ -215,7 +215,7 @@ class TestFlat:
 @given(st.text("IDACSQR/PFam;> \n\t0123\x00é", max_size=300), st.sampled_from(["fasta", "flat"]))
 @settings(deadline=None, max_examples=300)
 def test_any_text_gives_records_or_rejects(text, kind):
-    parsed = parse(Block(kind, ((">" if kind == "fasta" else "ID   ") + text).encode(), True))
+    parsed = parse(TextBlock(kind, ((">" if kind == "fasta" else "ID   ") + text).encode(), True))
     assert len(parsed.records) + len(parsed.rejects) == parsed.number
     for record in parsed.records:
         assert alphabet.canonical(record.sequence) == record.sequence

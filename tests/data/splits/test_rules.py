@@ -1,4 +1,3 @@
-import hashlib
 import random
 
 import numpy as np
@@ -6,13 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proteinlm.data.sources.digests import digest
 from proteinlm.data.sources.spill import NO_TAXON
 from proteinlm.data.sources.uniprot import Record
 from proteinlm.data.splits.rules import (
     SPLITS,
     SplitsConfig,
-    digest,
-    digest_fraction,
     merge,
     split_codes,
     split_of,
@@ -20,16 +18,6 @@ from proteinlm.data.splits.rules import (
 from proteinlm.errors import InputError
 
 CONFIG = SplitsConfig(valid=0.1, test=0.2, held_out=("PF00001",))
-
-
-def test_a_digest_is_the_md5_that_uniparc_carries():
-    assert digest(b"MKVL") == hashlib.md5(b"MKVL").digest()
-
-
-@given(st.binary(min_size=16, max_size=16))
-def test_a_digest_as_a_number(value):
-    assert 0 <= digest_fraction(value) < 1
-    assert abs(digest_fraction(value) - int.from_bytes(value, "big") / 2**128) < 1e-15
 
 
 def test_the_ends_of_the_splits():
