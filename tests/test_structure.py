@@ -34,7 +34,6 @@ TESTED_ELSEWHERE = {
 } | {
     "cli/analyze_options.py": "cli/test_analyze.py",
     "output/console.py": "cli/test_main.py",
-    "output/saving.py": "analysis/test_analyze.py",
     "data/ingest/split_decisions.py": "data/splits/test_by_identity.py",
     "data/ingest/beam_steps.py": "data/ingest/test_beam.py",
     "data/families/table_counts.py": "data/families/test_table_join.py",

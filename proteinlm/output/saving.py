@@ -1,4 +1,4 @@
-"""Arrays, tables and JSON as files, each written whole or not at all."""
+"""JSON, CSV and NumPy files, each written whole or not at all."""
 
 import json
 from collections.abc import Mapping
@@ -11,33 +11,51 @@ import pandas as pd
 from proteinlm.output.files import whole_file
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON that is the same for the same content."""
+def write_json(path: Path, content: Mapping[str, Any], *, indent: int = 2) -> None:
+    """Write JSON that ends with a line break; the same content gives the same bytes.
+
+    Raises:
+        ValueError: a number is NaN or infinite, which JSON does not have. Write None instead.
+    """
     with whole_file(path) as handle:
-        json.dump(content, handle, indent=1)
+        json.dump(content, handle, indent=indent, allow_nan=False)
         handle.write("\n")
 
 
-def save_arrays(stem: Path, arrays: dict[str, Any]) -> str:
-    """Write STEM.npz, compressed, and return its path."""
-    path = stem.with_suffix(".npz")
+def write_csv(path: Path, table: pd.DataFrame, *, float_format: str | None = None) -> None:
+    """Write the columns of a table as CSV, without its index.
+
+    Args:
+        path: the file.
+        table: the table.
+        float_format: format of the floats, such as "%.6g"; None writes all their digits.
+    """
+    with whole_file(path) as handle:
+        table.to_csv(handle, index=False, float_format=float_format)
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any], *, compress: bool = True) -> None:
+    """Write arrays by name as a .npz file."""
     with whole_file(path, "wb") as handle:
-        np.savez_compressed(handle, **arrays)
+        (np.savez_compressed if compress else np.savez)(handle, **arrays)
+
+
+def save_summary(stem: Path, summary: Mapping[str, Any]) -> str:
+    """Write STEM.json and return its path; errors as for `write_json`."""
+    path = stem.with_suffix(".json")
+    write_json(path, summary)
     return str(path)
 
 
 def save_table(stem: Path, table: pd.DataFrame) -> str:
-    """Write STEM.csv, numbers with six digits, and return its path."""
+    """Write STEM.csv, floats with six significant digits, and return its path."""
     path = stem.with_suffix(".csv")
-    with whole_file(path) as handle:
-        table.to_csv(handle, index=False, float_format="%.6g")
+    write_csv(path, table, float_format="%.6g")
     return str(path)
 
 
-def save_summary(stem: Path, summary: dict[str, Any]) -> str:
-    """Write STEM.json, in which NaN and infinities are refused, and return its path."""
-    path = stem.with_suffix(".json")
-    with whole_file(path) as handle:
-        json.dump(summary, handle, indent=2, allow_nan=False)
-        handle.write("\n")
+def save_arrays(stem: Path, arrays: Mapping[str, Any]) -> str:
+    """Write STEM.npz, compressed, and return its path."""
+    path = stem.with_suffix(".npz")
+    write_arrays(path, arrays)
     return str(path)

@@ -302,9 +302,9 @@ class LocalEngine:
                 lengths[task.split].append(task.length)
         write_tfds_metadata(self.folder, self.config.name, lengths)
         statistics = {split: s.to_json() for split, s in reduced.statistics.items()}
-        write_json(self.folder / STATISTICS, {"unit": "residues", "splits": statistics})
+        write_json(self.folder / STATISTICS, {"unit": "residues", "splits": statistics}, indent=1)
         provenance = self._provenance(reduced)
-        write_json(self.folder / PROVENANCE, provenance)
+        write_json(self.folder / PROVENANCE, provenance, indent=1)
         write_datasheet(self.folder, self.config.name, reduced.statistics, provenance)
 
     def _provenance(self, reduced: stages.ReduceResult) -> dict[str, Any]:

@@ -140,5 +140,5 @@ def write_identity_report(folder: Path, splits: IdentitySplits) -> dict[str, Any
     digests = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(rows), [None, pa.py_buffer(raw)])
     names = pa.array([LISTED[code] for code in splits.codes[rows]], pa.string())
     pq.write_table(pa.table({"digest": digests, "split": names, **identities}), folder / f"{STEM}.parquet")
-    write_json(folder / f"{STEM}.json", report)
+    write_json(folder / f"{STEM}.json", report, indent=1)
     return report
