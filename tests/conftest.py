@@ -1,6 +1,7 @@
 """What every test runs under: CPU, warnings as errors, no silent broadcasting, shapes in signatures checked."""
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -12,6 +13,11 @@ os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false",
 )
+
+# A shell that starts tests in the background lets them ignore Ctrl-C, and their children inherit that; what a program
+# does on Ctrl-C is tested all the same.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jax
 import jaxtyping

@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import gzip
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from children import children, killed_at_the_end
 from rich.console import Console
 
 from proteinlm.data.dataset.dataset import ProteinDataset
@@ -345,35 +347,38 @@ SLOW_INGEST = textwrap.dedent("""
 """)
 
 
-def start_slow(tmp_path, workers=1):
+@contextlib.contextmanager
+def slow_ingest(tmp_path, workers=1):
+    """An ingest in another process that stops after reducing; whatever happens, nothing of it is left running."""
     (tmp_path / "slow.py").write_text(SLOW_INGEST)
     path = write_fasta(tmp_path / "x.fasta", [(f"P{i}", s) for i, s in enumerate(proteins(50))])
     process = subprocess.Popen(
         [sys.executable, str(tmp_path / "slow.py"), str(path), str(tmp_path / "out"), str(workers)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "reduced\n", process.communicate()[1]
-    return path, process
+    with killed_at_the_end(process):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "reduced\n", process.communicate()[1]
+        yield path, process
 
 
 def test_ctrl_c_leaves_nothing_behind(tmp_path):
-    _, process = start_slow(tmp_path, 2)
-    # As a terminal does it: to every process of the group.
-    os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    with slow_ingest(tmp_path, 2) as (_, process):
+        # As a terminal does it: to every process of the group.
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=120)
     assert process.returncode != 0
     assert said.count("Traceback") == 1
     assert {path.name for path in tmp_path.iterdir()} == {"slow.py", "x.fasta"}
 
 
 def test_two_ingests_into_one_folder_and_one_after_a_kill(tmp_path):
-    path, process = start_slow(tmp_path, 2)
-    with pytest.raises(InputError, match="another ingest is writing"):
-        ingest([path], tmp_path / "out", small())
-    workers = children(process.pid)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=30)
+    with slow_ingest(tmp_path, 2) as (path, process):
+        with pytest.raises(InputError, match="another ingest is writing"):
+            ingest([path], tmp_path / "out", small())
+        workers = children(process.pid)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate(timeout=120)
     assert (tmp_path / ".out.partial").is_dir()
     assert not (tmp_path / "out").exists()
     deadline = time.monotonic() + 20
@@ -383,18 +388,3 @@ def test_two_ingests_into_one_folder_and_one_after_a_kill(tmp_path):
     ingest([path], tmp_path / "out", small())
     assert sum(ProteinDataset.open(tmp_path / "out").counts.values()) == 50
     assert {p.name for p in tmp_path.iterdir()} == {"slow.py", "x.fasta", "out"}
-
-
-def children(pid):
-    """Every process below `pid`."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            except OSError:
-                continue
-    found = [pid]
-    for one in found:
-        found += [child for child, parent in parents.items() if parent == one]
-    return found[1:]
