@@ -4,7 +4,7 @@ Axes: B batch, L residues, H heads, D head dim, E width of the values (D in a mo
 """
 
 import abc
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,32 @@ class MechanismConfig:
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "Attention":
         """Return one layer's mechanism, its parameters and random features drawn from the key."""
         raise NotImplementedError(f"{type(self).__name__} has no build: a mechanism's config makes its module there")
+
+
+ATTENTION: dict[str, type[MechanismConfig]] = {}
+"""The config class of each registered mechanism, by `kind`."""
+
+_ConfigClass = TypeVar("_ConfigClass", bound=type[MechanismConfig])
+
+
+def register_attention(config: _ConfigClass) -> _ConfigClass:
+    """Add a mechanism to the registry and return its config class; a decorator of that class.
+
+    `Config.from_json` reads the mechanisms of the registry. One that is defined outside the package is known as soon as
+    its module is imported.
+
+    Args:
+        config: frozen dataclass with a `kind` of its own.
+
+    Raises:
+        ValueError: another class has this `kind`.
+    """
+    known = ATTENTION.setdefault(config.kind, config)
+    # A module that is loaded again (a notebook's cell) replaces its own class.
+    if (known.__module__, known.__qualname__) != (config.__module__, config.__qualname__):
+        raise ValueError(f"{config.__name__} has the kind {config.kind!r}, which {known.__name__} is registered under")
+    ATTENTION[config.kind] = config
+    return config
 
 
 class Projection(nnx.Variable):

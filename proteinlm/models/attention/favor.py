@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from proteinlm.errors import InputError
-from proteinlm.models.attention.base import MechanismConfig, Projection, visible_pairs
+from proteinlm.models.attention.base import MechanismConfig, Projection, register_attention, visible_pairs
 from proteinlm.models.attention.features.projections import Draw, Kind, draw_projection, matrix, project
 from proteinlm.models.attention.linear.linear_attention import LinearAttention
 from proteinlm.models.attention.linear.state import NEVER, Features, divide
@@ -41,6 +41,7 @@ from proteinlm.models.attention.linear.state import NEVER, Features, divide
 FeatureKind = Literal["positive", "hyperbolic", "trigonometric"]
 
 
+@register_attention
 @dataclass(frozen=True)
 class FavorConfig(MechanismConfig):
     """FAVOR+ softmax attention.

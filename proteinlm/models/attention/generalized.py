@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from proteinlm.errors import InputError
-from proteinlm.models.attention.base import MechanismConfig, Projection, visible_pairs
+from proteinlm.models.attention.base import MechanismConfig, Projection, register_attention, visible_pairs
 from proteinlm.models.attention.features.projections import Draw, Kind, draw_projection, matrix, project
 from proteinlm.models.attention.linear.linear_attention import LinearAttention
 from proteinlm.models.attention.linear.state import Features, divide
@@ -41,6 +41,7 @@ SIGNED = frozenset({"gelu", "cos", "tanh", "identity"})
 """Functions whose kernel, and so the denominator, can be zero or negative."""
 
 
+@register_attention
 @dataclass(frozen=True)
 class GeneralizedConfig(MechanismConfig):
     """Generalized attention.

@@ -22,12 +22,13 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from proteinlm.errors import InputError
-from proteinlm.models.attention.base import Attention, MechanismConfig, Projection, left_aligned
+from proteinlm.models.attention.base import Attention, MechanismConfig, Projection, left_aligned, register_attention
 from proteinlm.models.attention.blocks import join, split
 
 Projections = Literal["learned", "redrawn"]
 
 
+@register_attention
 @dataclass(frozen=True)
 class LinformerConfig(MechanismConfig):
     """Linformer attention.

@@ -14,12 +14,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from proteinlm.errors import InputError
-from proteinlm.models.attention.base import Attention, MechanismConfig, visible_pairs
+from proteinlm.models.attention.base import Attention, MechanismConfig, register_attention, visible_pairs
 from proteinlm.models.attention.exact.cache import KeyValueCache, appended, filled
 from proteinlm.models.attention.exact.exact_attention import Power, attend_from_last, exact_attention
 from proteinlm.models.attention.features.norms import QKNorm
 
 
+@register_attention
 @dataclass(frozen=True)
 class PolynomialConfig(MechanismConfig):
     """Exact polynomial attention.

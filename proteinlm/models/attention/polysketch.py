@@ -20,7 +20,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from proteinlm.errors import InputError
-from proteinlm.models.attention.base import Attention, MechanismConfig, left_aligned, restored, visible_pairs
+from proteinlm.models.attention.base import (
+    Attention,
+    MechanismConfig,
+    left_aligned,
+    register_attention,
+    restored,
+    visible_pairs,
+)
 from proteinlm.models.attention.blocks import join, split, with_ones
 from proteinlm.models.attention.features.norms import QKNorm
 from proteinlm.models.attention.features.sketches import LearnedSketch, RandomSketch, self_tensor
@@ -29,6 +36,7 @@ from proteinlm.models.attention.linear.segments import segmented_attention
 from proteinlm.models.attention.linear.state import Features, State, divide
 
 
+@register_attention
 @dataclass(frozen=True)
 class PolySketchConfig(MechanismConfig):
     """Polysketch attention; the defaults are the paper's best (learned + local, r = 32).

@@ -32,7 +32,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 from proteinlm.errors import InputError
-from proteinlm.models.attention.base import Attention, MechanismConfig, Projection, visible_pairs
+from proteinlm.models.attention.base import Attention, MechanismConfig, Projection, register_attention, visible_pairs
 from proteinlm.models.attention.blocks import with_ones
 from proteinlm.models.attention.exact.buckets import (
     Layout,
@@ -51,6 +51,7 @@ _SHORTEST = 1e-12
 _HASHED_TOGETHER = 512
 
 
+@register_attention
 @dataclass(frozen=True)
 class ReformerConfig(MechanismConfig):
     """Reformer attention.

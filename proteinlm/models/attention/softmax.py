@@ -11,7 +11,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from proteinlm.errors import InputError
-from proteinlm.models.attention.base import Attention, MechanismConfig, left_aligned, restored, visible_pairs
+from proteinlm.models.attention.base import (
+    Attention,
+    MechanismConfig,
+    left_aligned,
+    register_attention,
+    restored,
+    visible_pairs,
+)
 from proteinlm.models.attention.exact.cache import KeyValueCache, appended, filled
 from proteinlm.models.attention.exact.exact_attention import Softmax, attend_from_last, exact_attention
 from proteinlm.models.attention.linear.state import NEVER
@@ -19,6 +26,7 @@ from proteinlm.models.attention.linear.state import NEVER
 Implementation = Literal["auto", "blocks", "cudnn"]
 
 
+@register_attention
 @dataclass(frozen=True)
 class SoftmaxConfig(MechanismConfig):
     """Exact softmax attention.
