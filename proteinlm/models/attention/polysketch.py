@@ -54,6 +54,8 @@ class PolySketchConfig(MechanismConfig):
 
     kind: ClassVar[str] = "polysketch"
     no_spread: ClassVar[str] = ""
+    split_axes: ClassVar = ((r"^sketch/levels/\d+/dense/", -2),)
+    tiny_sizes: ClassVar = {"block_size": 16, "sketch_size": 4}
     degree: int = 4
     sketch_size: int = 32
     learned: bool = True
@@ -81,8 +83,13 @@ class PolySketchConfig(MechanismConfig):
             raise InputError(f"attention.min_denominator is {self.min_denominator}; it must be above 0.")
 
     @property
+    def no_unit_sums(self) -> str:
+        """The reason why the weights of a residue need not sum to 1."""
+        return "its denominator is 1 + the sum of scores" + ("" if self.nonnegative else ", which can have any sign")
+
+    @property
     def spread_multiple(self) -> int:
-        """Blocks do not cross devices."""
+        """Length of a local block: blocks do not cross devices."""
         return self.block_size if self.local else 1
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "PolySketchAttention":

@@ -68,6 +68,7 @@ class ReformerConfig(MechanismConfig):
 
     kind: ClassVar[str] = "reformer"
     shares_queries_and_keys: ClassVar[bool] = True
+    tiny_sizes: ClassVar = {"num_hashes": 2, "num_buckets": 4, "bucket_size": 8}
     num_hashes: int = 4
     num_buckets: int = 16
     bucket_size: int = 64

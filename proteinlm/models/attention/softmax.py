@@ -3,7 +3,7 @@
 Time O(L^2), memory linear in L: by blocks (exact.py), or by cuDNN's flash attention where that is there and fits.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import jax
@@ -38,6 +38,7 @@ class SoftmaxConfig(MechanismConfig):
     """
 
     kind: ClassVar[str] = "softmax"
+    tiny_sizes: ClassVar = {"block_size": 16}
     implementation: Implementation = "auto"
     block_size: int = 512
 
@@ -55,6 +56,10 @@ class SoftmaxConfig(MechanismConfig):
             )
         if self.block_size < 1:
             raise InputError(f"attention.block_size is {self.block_size}; it must be at least 1.")
+
+    def on_platform(self, platform: str, *, causal: bool) -> MechanismConfig:
+        """Return the config with the implementation that "auto" takes on TPUs."""
+        return replace(self, implementation="blocks") if (self.implementation, platform) == ("auto", "tpu") else self
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "SoftmaxAttention":
         """Return the mechanism; it draws nothing."""
