@@ -7,6 +7,7 @@ import typing
 from typing import Any, Literal
 
 from proteinlm.errors import InputError
+from proteinlm.models.attention import ATTENTION, MechanismConfig
 
 
 def to_plain(value: Any) -> Any:
@@ -14,19 +15,15 @@ def to_plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         kind: Any = type(value)
         plain = {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"kind": kind.kind, **plain} if _is_mechanism(kind) else plain
+        return {"kind": kind.kind, **plain} if issubclass(kind, MechanismConfig) else plain
     return list(value) if isinstance(value, tuple) else value
-
-
-def _is_mechanism(kind: type) -> bool:
-    return isinstance(getattr(kind, "kind", None), str) and "kind" not in {f.name for f in dataclasses.fields(kind)}
 
 
 def from_plain(expected: Any, value: Any, source: str, path: str = "") -> Any:
     """Build a value of a type from JSON's types (objects, lists, strings, numbers, true, false, null).
 
     Args:
-        expected: type annotation of the value: a dataclass, a union of mechanisms, a Literal, a tuple, int, float ...
+        expected: type annotation of the value: a dataclass, MechanismConfig, a Literal, a tuple, int, float ...
         value: the value as `json.loads` returns it.
         source: name of the file in errors.
         path: dotted name of the value in errors; "" is the whole config.
@@ -39,12 +36,14 @@ def from_plain(expected: Any, value: Any, source: str, path: str = "") -> Any:
     if origin in (typing.Union, types.UnionType) and type(None) in arguments:
         (expected,) = (option for option in arguments if option is not type(None))
         return None if value is None else from_plain(expected, value, source, path)
-    if origin in (typing.Union, types.UnionType):
-        kinds = {option.kind: option for option in arguments}
-        if not isinstance(value, dict) or value.get("kind") not in kinds:
-            found = value.get("kind") if isinstance(value, dict) else value
-            raise InputError(f'{where} needs a "kind" among {", ".join(sorted(kinds))}; found {found!r}.')
-        return from_plain(kinds[value["kind"]], value, source, path)
+    if expected is MechanismConfig:
+        kind = value.get("kind") if isinstance(value, dict) else value
+        if not isinstance(kind, str) or kind not in ATTENTION:
+            raise InputError(
+                f'{where} needs a "kind" among {", ".join(sorted(ATTENTION))}; found {kind!r}. (The module of a '
+                "mechanism from outside the package must be imported first.)"
+            )
+        return from_plain(ATTENTION[kind], value, source, path)
     if dataclasses.is_dataclass(expected):
         return _dataclass_from_plain(expected, value, source, path)
     if origin is Literal:
@@ -66,7 +65,7 @@ def _dataclass_from_plain(expected: Any, value: Any, source: str, path: str) -> 
     where = f"{source}: {path or 'the config'}"
     if not isinstance(value, dict):
         raise InputError(f"{where} is {value!r}; it must be an object with fields.")
-    value = {key: item for key, item in value.items() if key != "kind" or not _is_mechanism(expected)}
+    value = {key: item for key, item in value.items() if key != "kind" or not issubclass(expected, MechanismConfig)}
     hints = typing.get_type_hints(expected)
     names = [f.name for f in dataclasses.fields(expected)]
     for key in value:

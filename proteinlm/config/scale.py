@@ -12,10 +12,6 @@ LENGTH = 64
 
 # No field grows by this, so that what is small already stays.
 _MODEL = {"num_layers": 2, "num_heads": 2, "embed_dim": 32, "mlp_dim": 64, "max_length": LENGTH}
-_ATTENTION = {
-    "num_features": 16, "chunk_size": 16, "block_size": 16, "num_projections": 16, "max_length": LENGTH,
-    "num_hashes": 2, "num_buckets": 4, "bucket_size": 8, "sketch_size": 4,
-}  # fmt: skip
 _RUN = {
     "num_steps": 20, "eval_every": 10, "eval_examples": 16, "checkpoint_every": 10, "log_every": 1, "redraw_every": 5,
 }  # fmt: skip
@@ -30,11 +26,10 @@ def scaled(config: Config, scale: Scale) -> Config:
     if scale == "full":
         return config
     model, batches, optimizer = config.model, config.batches, config.optimizer
-    attention = _at_most(model.attention, _ATTENTION)
     buckets = (LENGTH // 2, LENGTH) if len(batches.padded_lengths) > 1 else ()
     return dataclasses.replace(
         _at_most(config, _RUN),
-        model=dataclasses.replace(_at_most(model, _MODEL), attention=attention),
+        model=dataclasses.replace(_at_most(model, _MODEL), attention=model.attention.tiny(LENGTH)),
         batches=dataclasses.replace(batches, length=LENGTH, batch_size=8 * config.accumulate, buckets=buckets),
         optimizer=_at_most(optimizer, {"warmup_steps": 2}),
     )

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from proteinlm.config import Config, MeshConfig
 from proteinlm.errors import InputError
-from proteinlm.models.attention import Attention
+from proteinlm.models.attention import Attention, MechanismConfig
 from proteinlm.models.layout import WHOLE, Layout
 
 AXES = ("data", "fsdp", "tensor", "sequence")
@@ -37,14 +37,6 @@ RULES: tuple[tuple[str, P], ...] = (
     (r"(^|/)embedding/", P(None, "fsdp")),
     (r"(^|/)head/kernel/", P("fsdp", None)),
     (r"(^|/)(head/bias|output_bias)/", P()),
-    # Trained parts of mechanisms: all heads share them.
-    (r"/mechanism/norm/(query|key)_(scale|bias)/", P()),
-    (r"/mechanism/sketch/levels/\d+/dense/", P(None, None, None, "fsdp", None)),
-    (r"/mechanism/sketch/levels/\d+/(scales|biases)/", P()),
-    (r"/mechanism/(of_keys|of_values)/", P(None, "fsdp", None)),
-    # Random features and projections: small, and read by every head.
-    (r"/mechanism/(projection|rotations)/", P()),
-    (r"/mechanism/sketch/levels/\d+/value$", P()),
     # Counters.
     (r"(^|/)(count|step)$", P()),
 )
@@ -134,26 +126,42 @@ def evaluation_mesh(config: Config) -> Mesh:
     return mesh
 
 
-def partition(name: str, shape: Sequence[int], mesh: Mesh) -> P:
+def partition(name: str, shape: Sequence[int], mesh: Mesh, attention: MechanismConfig) -> P:
     """Return how the array of a name (as of `checkpoint.named_arrays`) is split.
 
     Raises:
         ValueError: there is no rule for the name, or the rule has more dimensions than the array.
     """
+    spec = _rule(name, len(shape), attention)
+    if len(spec) > len(shape):
+        raise ValueError(f"{name} has shape {tuple(shape)}, but its rule in sharding.RULES is {spec}")
+    pairs = zip(spec, shape[: len(spec)], strict=True)
+    return P(*(axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in pairs))
+
+
+def _rule(name: str, dimensions: int, attention: MechanismConfig) -> P:
+    _, mechanism, inside = name.rpartition("/mechanism/")
+    if mechanism:
+        # A mechanism's arrays are whole on every device, except where its config names an axis.
+        axes = [axis % dimensions for pattern, axis in attention.split_axes if re.search(pattern, inside)]
+        return P(*("fsdp" if axis == axes[0] else None for axis in range(dimensions))) if axes else P()
     for pattern, spec in RULES:
         if re.search(pattern, name):
-            if len(spec) > len(shape):
-                raise ValueError(f"{name} has shape {tuple(shape)}, but its rule in sharding.RULES is {spec}")
-            pairs = zip(spec, shape[: len(spec)], strict=True)
-            return P(*(axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in pairs))
+            return spec
     raise ValueError(f"there is no rule for {name} in sharding.RULES: say there how it is split")
 
 
-def state_shardings(state: Any, mesh: Mesh) -> Any:
-    """Return the placement of each array of a tree (arrays or ShapeDtypeStructs), by its name."""
+def state_shardings(state: Any, mesh: Mesh, attention: MechanismConfig) -> Any:
+    """Return the placement of each array of a model's or a training state, by its name.
+
+    Args:
+        state: tree of arrays or ShapeDtypeStructs.
+        mesh: of devices.
+        attention: config of the model's mechanism, which places the mechanism's own arrays.
+    """
 
     def place(path: Any, leaf: Any) -> NamedSharding:
-        return NamedSharding(mesh, partition(_name(path), leaf.shape, mesh))
+        return NamedSharding(mesh, partition(_name(path), leaf.shape, mesh, attention))
 
     return jax.tree_util.tree_map_with_path(place, state)
 
@@ -162,13 +170,16 @@ def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def abstract(state: Any, mesh: Mesh) -> Any:
-    """Return a tree's shapes and dtypes with the placement of each array on the mesh: enough to compile or restore."""
+def abstract(state: Any, mesh: Mesh, attention: MechanismConfig) -> Any:
+    """Return a state's shapes and dtypes with the placement of each array on the mesh: enough to compile or restore.
+
+    Arguments are those of `state_shardings`.
+    """
 
     def described(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    return jax.tree.map(described, state, state_shardings(state, mesh))
+    return jax.tree.map(described, state, state_shardings(state, mesh, attention))
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -13,7 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Integer
 
 from proteinlm.errors import InputError
-from proteinlm.models.attention import Attention, AttentionConfig, FavorConfig
+from proteinlm.models.attention import Attention, FavorConfig, MechanismConfig
 from proteinlm.models.decoding import DecodingState
 from proteinlm.models.layout import WHOLE, Layout
 from proteinlm.models.positions import (
@@ -67,7 +67,7 @@ class ModelConfig:
     mlp_dim: int = 2048
     max_length: int = 1024
     dropout: float = 0.1
-    attention: AttentionConfig = field(default_factory=FavorConfig)
+    attention: MechanismConfig = field(default_factory=FavorConfig)
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: Literal["none", "dots", "full"] = "none"
     positions: Literal["learned", "sinusoidal", "rotary", "sinusoidal_rotary"] = "learned"

@@ -331,7 +331,7 @@ def load_run(run: str | Path, step: int | str | None = None, *, mesh_of: Callabl
         )
         graph, state = nnx.split(abstract)
         mesh = mesh_of(config) if mesh_of else None
-        placed = sharding.abstract(state, mesh or sharding.one_device())
+        placed = sharding.abstract(state, mesh or sharding.one_device(), config.model.attention)
         model = nnx.merge(graph, checkpoints.restore_model(step, placed))
     finally:
         checkpoints.close()

@@ -14,7 +14,6 @@ from proteinlm.config import Config
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.dataset.statistics import table_1
 from proteinlm.errors import InputError
-from proteinlm.models.attention import ATTENTION
 from proteinlm.output.figures import save_figure
 from proteinlm.output.files import whole_file
 from proteinlm.runs.curves import Curve, plot_curves
@@ -128,10 +127,8 @@ def _introduction(runs: Sequence[RunFiles]) -> str:
     lines += ["| run | objective | attention | layers x width | rows x tokens | steps |", "|---|---|---|---|---|---|"]
     for run in runs:
         c = run.config
-        attention = next(name for name, kind in ATTENTION.items() if isinstance(c.model.attention, kind))
-        function = getattr(c.model.attention, "function", "")
         lines.append(
-            f"| {run.label} | {c.objective.kind} | {attention}{f' ({function})' if function else ''} | "
+            f"| {run.label} | {c.objective.kind} | {c.model.attention.label} | "
             f"{c.model.num_layers} x {c.model.embed_dim} | {c.batches.batch_size} x {c.batches.length} "
             f"({c.batches.form}) | {run.steps} |"
         )

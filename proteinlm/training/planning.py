@@ -14,7 +14,6 @@ from proteinlm.config import Config
 from proteinlm.data.batches.batches import batch_shapes
 from proteinlm.devices import sharding, topologies
 from proteinlm.errors import InputError
-from proteinlm.models.attention.linear.state import fast_chunk_size
 from proteinlm.training.flops import Work, work_of
 from proteinlm.training.step import Trainer, count_parameters
 
@@ -166,11 +165,7 @@ def step_work(trainer: Trainer, rows: int, length: int) -> tuple[Work, int]:
 
 def _as_on(platform: str, config: Config) -> Config:
     """Return the config with what attention chooses by the backend as it would be there, not as it is here."""
-    attention: Any = config.model.attention
-    if getattr(attention, "chunk_size", None) == 0:
-        attention = dataclasses.replace(attention, chunk_size=fast_chunk_size(config.causal, platform))
-    if platform == "tpu" and getattr(attention, "implementation", None) == "auto":
-        attention = dataclasses.replace(attention, implementation="blocks")
+    attention = config.model.attention.on_platform(platform, causal=config.causal)
     return dataclasses.replace(config, model=dataclasses.replace(config.model, attention=attention))
 
 

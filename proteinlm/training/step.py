@@ -46,7 +46,8 @@ class Trainer:
         self.layout = sharding.layout(self.mesh)
         self.optimizer = make_optimizer(config.optimizer, config.num_steps)
         self.graph = nnx.split(nnx.eval_shape(self._make_model))[0]
-        self.abstract_state: dict[str, Any] = sharding.abstract(jax.eval_shape(self._init), self.mesh)
+        state, attention = jax.eval_shape(self._init), config.model.attention
+        self.abstract_state: dict[str, Any] = sharding.abstract(state, self.mesh, attention)
         state = self._shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
         batch, sums = sharding.batch_sharding(self.mesh), sharding.replicated(self.mesh)
         self.init = jax.jit(self._init, out_shardings=state)

@@ -74,7 +74,7 @@ def test_every_layout_gives_the_losses_of_one_device_and_a_smaller_state():
 def test_every_array_of_every_config_has_a_rule(name):
     config = load_config(name)
     state = jax.eval_shape(Trainer(dataclasses.replace(config, mesh=MeshConfig()), sharding.one_device())._init)
-    specs_of(state)
+    specs_of(state, config.model.attention)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,7 +85,7 @@ def test_every_array_of_every_mechanism_has_a_rule(kind):
         objective=ObjectiveConfig("masked" if attention.no_causal else "causal"),
         batches=BatchesConfig(length=LENGTH),
     )
-    specs = specs_of(Trainer(config, sharding.one_device()).abstract_state)
+    specs = specs_of(Trainer(config, sharding.one_device()).abstract_state, attention)
     for name, spec in specs.items():
         # The optimizer's moments lie where their parameter does.
         if "/mu/" in name:
@@ -95,22 +95,22 @@ def test_every_array_of_every_mechanism_has_a_rule(kind):
     assert gate == PartitionSpec(None, "fsdp", "tensor")
 
 
-def specs_of(state):
+def specs_of(state, attention):
     mesh = AbstractMesh((2, 2, 2, 1), sharding.AXES)
-    return {name: sharding.partition(name, leaf.shape, mesh) for name, leaf in named_arrays(state).items()}
+    return {name: sharding.partition(name, leaf.shape, mesh, attention) for name, leaf in named_arrays(state).items()}
 
 
 def test_an_array_without_a_rule_is_an_error():
     mesh = sharding.one_device()
     with pytest.raises(ValueError, match="no rule for model/blocks/novelty/kernel/value"):
-        sharding.partition("model/blocks/novelty/kernel/value", (2, 3, 4), mesh)
+        sharding.partition("model/blocks/novelty/kernel/value", (2, 3, 4), mesh, MODEL.attention)
     with pytest.raises(ValueError, match=r"has shape \(2, 3\), but its rule"):
-        sharding.partition("model/blocks/up/kernel/value", (2, 3), mesh)
+        sharding.partition("model/blocks/up/kernel/value", (2, 3), mesh, MODEL.attention)
 
 
 def test_what_an_axis_does_not_divide_stays_whole():
     mesh = AbstractMesh((1, 4, 3, 1), sharding.AXES)
-    spec = sharding.partition("model/blocks/up/kernel/value", (2, 8, 16), mesh)
+    spec = sharding.partition("model/blocks/up/kernel/value", (2, 8, 16), mesh, MODEL.attention)
     assert spec == PartitionSpec(None, "fsdp", None)
 
 

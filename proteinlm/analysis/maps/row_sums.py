@@ -17,7 +17,6 @@ from jaxtyping import Bool, Float32, Integer
 from proteinlm.alphabet import PAD
 from proteinlm.inference.probing import queries_keys
 from proteinlm.models.attention.base import MechanismConfig
-from proteinlm.models.attention.generalized import SIGNED
 from proteinlm.models.transformer import ProteinLM
 
 NEAR_ONE = 1e-3
@@ -93,50 +92,4 @@ def summarise(sums: Float32[np.ndarray, "*rows"], config: MechanismConfig) -> Ro
     known = sums[~np.isnan(sums)].astype(np.float64)
     least, largest = float(known.min()), float(known.max())
     to_one = max(1 - least, largest - 1) <= NEAR_ONE
-    return RowSums(float(known.mean()), least, largest, to_one, why_not_one(config))
-
-
-def why_not_one(config: MechanismConfig) -> str:
-    """Return why rows of this mechanism need not sum to 1, "" where they do (but for a row that sees nothing)."""
-    return _REASONS.get(config.kind, lambda _: "")(config)
-
-
-def _polysketch(config) -> str:
-    if config.nonnegative:
-        return "its denominator is 1 + the sum of scores"
-    return "its denominator is 1 + the sum of scores, which can have any sign"
-
-
-def _linformer(config) -> str:
-    if config.projections == "learned":
-        return "its weights are products with a learned projection, of any sign"
-    return "its weights are products with a random projection, of any sign"
-
-
-def _generalized(config) -> str:
-    if not config.renormalize:
-        return "renormalize is off: weights are the kernel itself"
-    if config.function in SIGNED:
-        return (
-            f"the kernel of {config.function} has any sign, and a sum nearer to 0 than {config.min_denominator:g} is "
-            "moved away from it"
-        )
-    return ""
-
-
-def _favor(config) -> str:
-    if config.features != "trigonometric":
-        return ""
-    return (
-        "trigonometric features estimate weights of any sign, and a sum nearer to 0 than "
-        f"{config.min_denominator:g} is moved away from it"
-    )
-
-
-_REASONS = {
-    "polynomial": lambda _: "its denominator is 1 + the sum of scores",
-    "polysketch": _polysketch,
-    "linformer": _linformer,
-    "generalized": _generalized,
-    "favor": _favor,
-}
+    return RowSums(float(known.mean()), least, largest, to_one, config.no_unit_sums)

@@ -1,6 +1,10 @@
-"""Attention mechanisms: one file each, one contract (base.py), one line each here."""
+"""Attention mechanisms: one file each, with a common interface (base.py) and a registry (`register_attention`).
 
-from proteinlm.models.attention.base import Attention, Projection
+A mechanism of this package is named twice here: where it is imported, which registers it, and in `__all__`, which makes
+its config a name of `proteinlm.config` too.
+"""
+
+from proteinlm.models.attention.base import ATTENTION, Attention, MechanismConfig, Projection, register_attention
 from proteinlm.models.attention.favor import FavorConfig
 from proteinlm.models.attention.generalized import GeneralizedConfig
 from proteinlm.models.attention.identity import IdentityConfig
@@ -10,42 +14,18 @@ from proteinlm.models.attention.polysketch import PolySketchConfig
 from proteinlm.models.attention.reformer import ReformerConfig
 from proteinlm.models.attention.softmax import SoftmaxConfig
 
-AttentionConfig = (
-    SoftmaxConfig
-    | FavorConfig
-    | GeneralizedConfig
-    | IdentityConfig
-    | PolySketchConfig
-    | ReformerConfig
-    | PolynomialConfig
-    | LinformerConfig
-)
-
-ATTENTION: dict[str, type] = {
-    config.kind: config
-    for config in (
-        SoftmaxConfig,
-        FavorConfig,
-        GeneralizedConfig,
-        IdentityConfig,
-        PolynomialConfig,
-        LinformerConfig,
-        PolySketchConfig,
-        ReformerConfig,
-    )
-}
-
 __all__ = [
     "ATTENTION",
     "Attention",
-    "AttentionConfig",
     "FavorConfig",
     "GeneralizedConfig",
     "IdentityConfig",
     "LinformerConfig",
+    "MechanismConfig",
     "PolySketchConfig",
     "PolynomialConfig",
     "Projection",
     "ReformerConfig",
     "SoftmaxConfig",
+    "register_attention",
 ]

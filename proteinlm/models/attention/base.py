@@ -4,7 +4,9 @@ Axes: B batch, L residues, H heads, D head dim, E width of the values (D in a mo
 """
 
 import abc
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,38 +14,88 @@ from flax import nnx
 from jaxtyping import Array, Bool
 
 
+@dataclass(frozen=True)
 class MechanismConfig:
-    """What the frozen dataclass of a mechanism says beside its fields.
+    """Base class of the mechanisms' configs, frozen dataclasses: what the rest of the package must know of a mechanism.
+
+    Everything but `kind` and `build` has a default.
 
     Attributes:
-        kind: its name in JSON and in the registry.
-        no_causal: why there is no causal form; "" where there is one.
-        no_segments: why several proteins cannot share a row; "" where they can.
-        no_spread: why a row cannot be spread over devices, each with some of its residues; "" where it can.
-        spread_multiple: where it can, residues on each device are a multiple of this.
-        shares_queries_and_keys: the model gives the queries as keys too, and has no layer for keys.
+        kind: name of the mechanism in JSON and in the registry.
+        no_causal: the reason why there is no causal form; "" if there is one.
+        no_spread: the reason why the residues of a row cannot be split over devices; "" if they can.
+        shares_queries_and_keys: the model passes the queries as keys too, and has no layer for keys.
+        split_axes: (pattern, axis) of trained arrays that may be split over devices, along that axis, counted from the
+            end. The pattern (a regular expression) is matched against the name of the array inside the mechanism, such
+            as "sketch/levels/0/dense/1/value". Every device holds a copy of all other arrays.
+        tiny_sizes: for `tiny`, the upper limits of numeric fields.
     """
 
     kind: ClassVar[str]
     no_causal: ClassVar[str] = ""
+    no_spread: ClassVar[str] = "its residues read the keys of the whole row"
+    shares_queries_and_keys: ClassVar[bool] = False
+    split_axes: ClassVar[tuple[tuple[str, int], ...]] = ()
+    tiny_sizes: ClassVar[Mapping[str, int]] = {}
+
+    @property
+    def label(self) -> str:
+        """Name of the mechanism in a report: `kind`, with what matters most of the fields."""
+        return self.kind
 
     @property
     def no_segments(self) -> str:
-        """See above."""
+        """The reason why a row cannot hold several proteins; "" if it can."""
         return ""
 
-    no_spread: ClassVar[str] = "its residues read the keys of the whole row"
+    @property
+    def no_unit_sums(self) -> str:
+        """The reason why the weights of a residue need not sum to 1; "" if they do wherever it sees anything."""
+        return ""
 
     @property
     def spread_multiple(self) -> int:
-        """See above."""
+        """Number that must divide the residues of a row on each device, where rows can be split over devices."""
         return 1
 
-    shares_queries_and_keys: ClassVar[bool] = False
+    def tiny(self, length: int) -> "MechanismConfig":
+        """Return the config with small numbers, for rows of `length` tokens: every field at its limit or below."""
+        limits = {name: min(getattr(self, name), limit) for name, limit in self.tiny_sizes.items()}
+        return replace(self, **limits)
+
+    def on_platform(self, platform: str, *, causal: bool) -> "MechanismConfig":
+        """Return the config with the choices that it leaves to the backend made for JAX's platform of that name."""
+        return self
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "Attention":
         """Return one layer's mechanism, its parameters and random features drawn from the key."""
         raise NotImplementedError(f"{type(self).__name__} has no build: a mechanism's config makes its module there")
+
+
+ATTENTION: dict[str, type[MechanismConfig]] = {}
+"""The config class of each registered mechanism, by `kind`."""
+
+_ConfigClass = TypeVar("_ConfigClass", bound=type[MechanismConfig])
+
+
+def register_attention(config: _ConfigClass) -> _ConfigClass:
+    """Add a mechanism to the registry and return its config class; a decorator of that class.
+
+    `Config.from_json` reads the mechanisms of the registry. One that is defined outside the package is known as soon as
+    its module is imported.
+
+    Args:
+        config: frozen dataclass with a `kind` of its own.
+
+    Raises:
+        ValueError: another class has this `kind`.
+    """
+    known = ATTENTION.setdefault(config.kind, config)
+    # A module that is loaded again (a notebook's cell) replaces its own class.
+    if (known.__module__, known.__qualname__) != (config.__module__, config.__qualname__):
+        raise ValueError(f"{config.__name__} has the kind {config.kind!r}, which {known.__name__} is registered under")
+    ATTENTION[config.kind] = config
+    return config
 
 
 class Projection(nnx.Variable):

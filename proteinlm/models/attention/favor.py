@@ -25,7 +25,7 @@ whose change with q and k the gradient of such a row leaves out.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import jax
@@ -33,14 +33,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from proteinlm.errors import InputError
-from proteinlm.models.attention.base import MechanismConfig, Projection, visible_pairs
+from proteinlm.models.attention.base import MechanismConfig, Projection, register_attention, visible_pairs
 from proteinlm.models.attention.features.projections import Draw, Kind, draw_projection, matrix, project
 from proteinlm.models.attention.linear.linear_attention import LinearAttention
-from proteinlm.models.attention.linear.state import NEVER, Features, divide
+from proteinlm.models.attention.linear.state import NEVER, Features, divide, fast_chunk_size
 
 FeatureKind = Literal["positive", "hyperbolic", "trigonometric"]
 
 
+@register_attention
 @dataclass(frozen=True)
 class FavorConfig(MechanismConfig):
     """FAVOR+ softmax attention.
@@ -60,6 +61,7 @@ class FavorConfig(MechanismConfig):
 
     kind: ClassVar[str] = "favor"
     no_spread: ClassVar[str] = ""
+    tiny_sizes: ClassVar = {"num_features": 16, "chunk_size": 16}
     num_features: int = 256
     features: FeatureKind = "positive"
     projection: Kind = "orthogonal"
@@ -84,6 +86,20 @@ class FavorConfig(MechanismConfig):
                 "attention.regularized is True and attention.features 'trigonometric'; the regularised kernel is one "
                 "of positive or hyperbolic features."
             )
+
+    @property
+    def no_unit_sums(self) -> str:
+        """The reason why the weights of a residue need not sum to 1."""
+        if self.features != "trigonometric":
+            return ""
+        return (
+            "trigonometric features estimate weights of any sign, and a sum nearer to 0 than "
+            f"{self.min_denominator:g} is moved away from it"
+        )
+
+    def on_platform(self, platform: str, *, causal: bool) -> MechanismConfig:
+        """Return the config with the chunk size of the platform in place of 0."""
+        return replace(self, chunk_size=self.chunk_size or fast_chunk_size(causal, platform))
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "FavorAttention":
         """Return the mechanism; one projection serves all heads, queries and keys."""

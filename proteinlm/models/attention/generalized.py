@@ -12,7 +12,7 @@ is 0); the others need none.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import jax
@@ -20,10 +20,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from proteinlm.errors import InputError
-from proteinlm.models.attention.base import MechanismConfig, Projection, visible_pairs
+from proteinlm.models.attention.base import MechanismConfig, Projection, register_attention, visible_pairs
 from proteinlm.models.attention.features.projections import Draw, Kind, draw_projection, matrix, project
 from proteinlm.models.attention.linear.linear_attention import LinearAttention
-from proteinlm.models.attention.linear.state import Features, divide
+from proteinlm.models.attention.linear.state import Features, divide, fast_chunk_size
 
 Function = Literal["relu", "sigmoid", "exp", "abs", "gelu", "cos", "tanh", "identity"]
 
@@ -41,6 +41,7 @@ SIGNED = frozenset({"gelu", "cos", "tanh", "identity"})
 """Functions whose kernel, and so the denominator, can be zero or negative."""
 
 
+@register_attention
 @dataclass(frozen=True)
 class GeneralizedConfig(MechanismConfig):
     """Generalized attention.
@@ -58,6 +59,7 @@ class GeneralizedConfig(MechanismConfig):
 
     kind: ClassVar[str] = "generalized"
     no_spread: ClassVar[str] = ""
+    tiny_sizes: ClassVar = {"num_features": 16, "chunk_size": 16}
     function: Function = "relu"
     num_features: int = 256
     projection: Kind = "orthogonal"
@@ -80,6 +82,27 @@ class GeneralizedConfig(MechanismConfig):
                 raise InputError(f"attention.{name} is {getattr(self, name)}; it cannot be below 0.")
         if self.min_denominator <= 0:
             raise InputError(f"attention.min_denominator is {self.min_denominator}; it must be above 0.")
+
+    @property
+    def label(self) -> str:
+        """Name of the mechanism in a report, with its function."""
+        return f"{self.kind} ({self.function})"
+
+    @property
+    def no_unit_sums(self) -> str:
+        """The reason why the weights of a residue need not sum to 1."""
+        if not self.renormalize:
+            return "renormalize is off: weights are the kernel itself"
+        if self.function in SIGNED:
+            return (
+                f"the kernel of {self.function} has any sign, and a sum nearer to 0 than {self.min_denominator:g} is "
+                "moved away from it"
+            )
+        return ""
+
+    def on_platform(self, platform: str, *, causal: bool) -> MechanismConfig:
+        """Return the config with the chunk size of the platform in place of 0."""
+        return replace(self, chunk_size=self.chunk_size or fast_chunk_size(causal, platform))
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "GeneralizedAttention":
         """Return the mechanism; one projection serves all heads, queries and keys."""

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from proteinlm.models.attention.base import Attention, MechanismConfig
+from proteinlm.models.attention.base import Attention, MechanismConfig, register_attention
 
 
+@register_attention
 @dataclass(frozen=True)
 class IdentityConfig(MechanismConfig):
     """No attention; nothing to set."""

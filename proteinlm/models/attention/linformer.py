@@ -12,7 +12,7 @@ side, and any amount, changes nothing. Time and memory O(L k), with blocks of qu
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal, get_args
 
@@ -22,12 +22,13 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from proteinlm.errors import InputError
-from proteinlm.models.attention.base import Attention, MechanismConfig, Projection, left_aligned
+from proteinlm.models.attention.base import Attention, MechanismConfig, Projection, left_aligned, register_attention
 from proteinlm.models.attention.blocks import join, split
 
 Projections = Literal["learned", "redrawn"]
 
 
+@register_attention
 @dataclass(frozen=True)
 class LinformerConfig(MechanismConfig):
     """Linformer attention.
@@ -42,6 +43,8 @@ class LinformerConfig(MechanismConfig):
 
     kind: ClassVar[str] = "linformer"
     no_causal: ClassVar[str] = "its projections mix keys and values of the whole row, so every residue reads later ones"
+    split_axes: ClassVar = (("^(of_keys|of_values)/", -2),)
+    tiny_sizes: ClassVar = {"num_projections": 16, "block_size": 16}
     num_projections: int = 600
     max_length: int = 1024
     projections: Projections = "redrawn"
@@ -55,6 +58,16 @@ class LinformerConfig(MechanismConfig):
             "every protein would need projected keys and values of its own, as many as there are projections, which is "
             "more than most proteins have residues; take batches.form single"
         )
+
+    @property
+    def no_unit_sums(self) -> str:
+        """The reason why the weights of a residue need not sum to 1."""
+        projection = "learned" if self.projections == "learned" else "random"
+        return f"its weights are products with a {projection} projection, of any sign"
+
+    def tiny(self, length: int) -> MechanismConfig:
+        """Return the config with small numbers, its projections as long as the rows."""
+        return replace(super().tiny(length), max_length=min(self.max_length, length))
 
     def __post_init__(self):
         if self.projections not in get_args(Projections):

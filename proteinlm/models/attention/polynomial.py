@@ -14,12 +14,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from proteinlm.errors import InputError
-from proteinlm.models.attention.base import Attention, MechanismConfig, visible_pairs
+from proteinlm.models.attention.base import Attention, MechanismConfig, register_attention, visible_pairs
 from proteinlm.models.attention.exact.cache import KeyValueCache, appended, filled
 from proteinlm.models.attention.exact.exact_attention import Power, attend_from_last, exact_attention
 from proteinlm.models.attention.features.norms import QKNorm
 
 
+@register_attention
 @dataclass(frozen=True)
 class PolynomialConfig(MechanismConfig):
     """Exact polynomial attention.
@@ -31,6 +32,7 @@ class PolynomialConfig(MechanismConfig):
     """
 
     kind: ClassVar[str] = "polynomial"
+    tiny_sizes: ClassVar = {"block_size": 16}
     degree: int = 4
     beta: float | None = None
     block_size: int = 512
@@ -42,6 +44,11 @@ class PolynomialConfig(MechanismConfig):
             raise InputError(f"attention.beta is {self.beta}; it must be above 0.")
         if self.block_size < 1:
             raise InputError(f"attention.block_size is {self.block_size}; it must be at least 1.")
+
+    @property
+    def no_unit_sums(self) -> str:
+        """The reason why the weights of a residue need not sum to 1."""
+        return "its denominator is 1 + the sum of scores"
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "PolynomialAttention":
         """Return the mechanism; its normalisations start plain, so it draws nothing."""

@@ -20,7 +20,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from proteinlm.errors import InputError
-from proteinlm.models.attention.base import Attention, MechanismConfig, left_aligned, restored, visible_pairs
+from proteinlm.models.attention.base import (
+    Attention,
+    MechanismConfig,
+    left_aligned,
+    register_attention,
+    restored,
+    visible_pairs,
+)
 from proteinlm.models.attention.blocks import join, split, with_ones
 from proteinlm.models.attention.features.norms import QKNorm
 from proteinlm.models.attention.features.sketches import LearnedSketch, RandomSketch, self_tensor
@@ -29,6 +36,7 @@ from proteinlm.models.attention.linear.segments import segmented_attention
 from proteinlm.models.attention.linear.state import Features, State, divide
 
 
+@register_attention
 @dataclass(frozen=True)
 class PolySketchConfig(MechanismConfig):
     """Polysketch attention; the defaults are the paper's best (learned + local, r = 32).
@@ -46,6 +54,8 @@ class PolySketchConfig(MechanismConfig):
 
     kind: ClassVar[str] = "polysketch"
     no_spread: ClassVar[str] = ""
+    split_axes: ClassVar = ((r"^sketch/levels/\d+/dense/", -2),)
+    tiny_sizes: ClassVar = {"block_size": 16, "sketch_size": 4}
     degree: int = 4
     sketch_size: int = 32
     learned: bool = True
@@ -73,8 +83,13 @@ class PolySketchConfig(MechanismConfig):
             raise InputError(f"attention.min_denominator is {self.min_denominator}; it must be above 0.")
 
     @property
+    def no_unit_sums(self) -> str:
+        """The reason why the weights of a residue need not sum to 1."""
+        return "its denominator is 1 + the sum of scores" + ("" if self.nonnegative else ", which can have any sign")
+
+    @property
     def spread_multiple(self) -> int:
-        """Blocks do not cross devices."""
+        """Length of a local block: blocks do not cross devices."""
         return self.block_size if self.local else 1
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "PolySketchAttention":

@@ -32,7 +32,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 from proteinlm.errors import InputError
-from proteinlm.models.attention.base import Attention, MechanismConfig, Projection, visible_pairs
+from proteinlm.models.attention.base import Attention, MechanismConfig, Projection, register_attention, visible_pairs
 from proteinlm.models.attention.blocks import with_ones
 from proteinlm.models.attention.exact.buckets import (
     Layout,
@@ -51,6 +51,7 @@ _SHORTEST = 1e-12
 _HASHED_TOGETHER = 512
 
 
+@register_attention
 @dataclass(frozen=True)
 class ReformerConfig(MechanismConfig):
     """Reformer attention.
@@ -67,6 +68,7 @@ class ReformerConfig(MechanismConfig):
 
     kind: ClassVar[str] = "reformer"
     shares_queries_and_keys: ClassVar[bool] = True
+    tiny_sizes: ClassVar = {"num_hashes": 2, "num_buckets": 4, "bucket_size": 8}
     num_hashes: int = 4
     num_buckets: int = 16
     bucket_size: int = 64

@@ -3,7 +3,7 @@
 Time O(L^2), memory linear in L: by blocks (exact.py), or by cuDNN's flash attention where that is there and fits.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import jax
@@ -11,7 +11,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from proteinlm.errors import InputError
-from proteinlm.models.attention.base import Attention, MechanismConfig, left_aligned, restored, visible_pairs
+from proteinlm.models.attention.base import (
+    Attention,
+    MechanismConfig,
+    left_aligned,
+    register_attention,
+    restored,
+    visible_pairs,
+)
 from proteinlm.models.attention.exact.cache import KeyValueCache, appended, filled
 from proteinlm.models.attention.exact.exact_attention import Softmax, attend_from_last, exact_attention
 from proteinlm.models.attention.linear.state import NEVER
@@ -19,6 +26,7 @@ from proteinlm.models.attention.linear.state import NEVER
 Implementation = Literal["auto", "blocks", "cudnn"]
 
 
+@register_attention
 @dataclass(frozen=True)
 class SoftmaxConfig(MechanismConfig):
     """Exact softmax attention.
@@ -30,6 +38,7 @@ class SoftmaxConfig(MechanismConfig):
     """
 
     kind: ClassVar[str] = "softmax"
+    tiny_sizes: ClassVar = {"block_size": 16}
     implementation: Implementation = "auto"
     block_size: int = 512
 
@@ -47,6 +56,10 @@ class SoftmaxConfig(MechanismConfig):
             )
         if self.block_size < 1:
             raise InputError(f"attention.block_size is {self.block_size}; it must be at least 1.")
+
+    def on_platform(self, platform: str, *, causal: bool) -> MechanismConfig:
+        """Return the config with the implementation that "auto" takes on TPUs."""
+        return replace(self, implementation="blocks") if (self.implementation, platform) == ("auto", "tpu") else self
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "SoftmaxAttention":
         """Return the mechanism; it draws nothing."""

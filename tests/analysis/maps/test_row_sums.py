@@ -41,7 +41,7 @@ def test_sums_are_those_of_the_explicit_matrix(make_model, explicit_maps, tokens
 @pytest.mark.parametrize("name", CASES)
 def test_a_reason_is_given_where_weights_are_no_averages_and_there_alone(name):
     case = CASES[name]
-    assert bool(row_sums.why_not_one(case.config)) != case.averages
+    assert bool(case.config.no_unit_sums) != case.averages
 
 
 def test_sentences_say_numbers_and_the_reason():
