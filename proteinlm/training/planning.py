@@ -13,7 +13,7 @@ from flax import nnx
 from proteinlm.config import Config
 from proteinlm.data.batches.batches import batch_shapes
 from proteinlm.devices import sharding, topologies
-from proteinlm.errors import InputError
+from proteinlm.errors import InputError, check_range
 from proteinlm.models.attention.linear.state import fast_chunk_size
 from proteinlm.training.flops import Work, work_of
 from proteinlm.training.step import TrainStep, count_parameters
@@ -153,8 +153,8 @@ def plan(config: Config, topology: str | None = None, rows_per_device: int | Non
 
 
 def _check_rows(rows: int | None) -> None:
-    if rows is not None and rows < 1:
-        raise InputError(f"--rows-per-device is {rows}; it must be at least 1.")
+    if rows is not None:
+        check_range("--rows-per-device", rows, at_least=1)
 
 
 def step_work(trainer: TrainStep, rows: int, length: int) -> tuple[Work, int]:
