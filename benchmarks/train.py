@@ -40,7 +40,7 @@ from proteinlm.config import (
 from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.devices.sharding import place_batch
-from proteinlm.training.step import Trainer
+from proteinlm.training.step import TrainStep
 from proteinlm.training.train import train
 
 ATTENTION: dict[str, Any] = {
@@ -74,7 +74,7 @@ def regular(attention: str, tiny: bool, remat: str) -> Config:
 
 def whole_step(config: Config) -> Callable[[], Any]:
     """Return a call that trains one step on random residues."""
-    trainer = Trainer(config)
+    trainer = TrainStep(config)
     rows, length = config.batches.batch_size, config.batches.length
     generator = np.random.default_rng(0)
     batch = {
@@ -106,7 +106,7 @@ def step_ratios(options: argparse.Namespace) -> dict[str, float]:
 
 def compile_seconds(config: Config) -> float:
     """Return how long a step takes to trace and compile."""
-    trainer = Trainer(config)
+    trainer = TrainStep(config)
     rows, length = config.batches.batch_size, config.batches.length
     start = time.perf_counter()
     trainer.step.lower(trainer.abstract_state, trainer.abstract_batch(rows, length)).compile()

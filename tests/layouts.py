@@ -14,7 +14,7 @@ from tiny_models import TINY, mechanism
 
 from proteinlm.config import BatchesConfig, Config, MeshConfig, ObjectiveConfig, OptimizerConfig
 from proteinlm.devices import sharding
-from proteinlm.training.step import Trainer
+from proteinlm.training.step import TrainStep
 
 ROWS, LENGTH, STEPS = 8, 16, 3
 MODEL = dataclasses.replace(TINY, num_layers=2, num_heads=4, embed_dim=32, mlp_dim=48, max_length=LENGTH)
@@ -77,7 +77,7 @@ def train(name, layout):
         accumulate=accumulate,
     )
     mesh = sharding.make_mesh(config.mesh, jax.devices()[: 1 if layout in ("one", "still") else 8])
-    trainer = Trainer(config, mesh)
+    trainer = TrainStep(config, mesh)
     state = first_state(name, layout, trainer)
     size = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
     losses = []

@@ -18,7 +18,7 @@ from parameters import shaken
 
 from proteinlm.config import VOCAB_SIZE, BatchesConfig, Config, FavorConfig, MeshConfig, ModelConfig
 from proteinlm.devices import sharding
-from proteinlm.training.step import Trainer
+from proteinlm.training.step import TrainStep
 
 B, L, H, D, E = 3, 64, 2, 6, 5
 SPREAD = MeshConfig(data=1, sequence=8)
@@ -83,7 +83,7 @@ def train(length, devices, num_steps):
         batches=BatchesConfig(form="concat", length=length, batch_size=1),
         mesh=MeshConfig(data=1, sequence=devices),
     )  # fmt: skip
-    trainer = Trainer(config, sharding.make_mesh(config.mesh, jax.devices()[:devices]))
+    trainer = TrainStep(config, sharding.make_mesh(config.mesh, jax.devices()[:devices]))
     step = trainer.step.lower(trainer.abstract_state, trainer.abstract_batch(1, length)).compile()
     generator, state, steps = np.random.default_rng(0), trainer.init(), []
     batch = {

@@ -48,13 +48,19 @@ class ObjectiveConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW with clipping; the defaults are the Performer paper's (appendix on protein models).
+    """AdamW with gradient clipping; the defaults are those of the Performer paper (appendix on protein models).
 
     Attributes:
-        schedule: "constant" (the paper), "linear" or "cosine" decay to `final_fraction` of the rate at the last step,
-            each after `warmup_steps` of linear warm-up from 0.
-        weight_decay: decoupled, on matrices and embeddings; biases and normalisation scales are left alone.
-        clip: limit of the gradient's global norm; 0 switches clipping off.
+        learning_rate: rate after the warm-up.
+        schedule: "constant" (the paper), or "linear" or "cosine" decay to `final_fraction` of the rate at the last
+            step; each starts after the warm-up.
+        warmup_steps: number of steps of linear warm-up from 0.
+        final_fraction: learning rate at the last step, as a fraction of `learning_rate`.
+        b1: decay of Adam's first moment.
+        b2: decay of Adam's second moment.
+        eps: Adam's epsilon.
+        weight_decay: decoupled weight decay of matrices and embeddings; biases and normalisation scales have none.
+        clip: largest global norm of the gradient; 0 switches clipping off.
     """
 
     learning_rate: float = 1e-3
@@ -78,13 +84,13 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """How devices share the work: a grid of data x fsdp x tensor x sequence devices; -1 is what the others leave.
+    """Sizes of the device mesh, data x fsdp x tensor x sequence; -1 takes all devices that the other axes leave.
 
     Attributes:
-        data: the rows of a batch are split; every device has the whole state.
-        fsdp: rows are split here too, and with them parameters and optimizer state, gathered layer by layer.
-        tensor: heads and the feed-forward part's width are split.
-        sequence: the places of a row are split; see docs/training.md.
+        data: splits the rows of a batch; every device holds the whole state.
+        fsdp: splits the rows too, and also parameters and optimizer state, which are gathered layer by layer.
+        tensor: splits the heads and the width of the feed-forward part.
+        sequence: splits the tokens of a row; see docs/training.md.
     """
 
     data: int = -1
@@ -96,34 +102,39 @@ class MeshConfig:
         sizes = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name, size in sizes.items():
             if size < 1 and size != -1:
-                raise InputError(f"mesh.{name} is {size}; it must be at least 1, or -1 for what the others leave.")
+                raise InputError(f"mesh.{name} is {size}; it must be at least 1, or -1 for all devices that are left.")
         if list(sizes.values()).count(-1) > 1:
             names = " and ".join(f"mesh.{name}" for name, size in sizes.items() if size == -1)
-            raise InputError(f"{names} are -1; one axis alone can be what the others leave.")
+            raise InputError(f"{names} are -1; only one axis can take the devices that are left.")
 
 
 @dataclass(frozen=True)
 class Config:
-    """One experiment.
+    """Every option of one experiment.
 
     Attributes:
-        num_steps: optimizer steps in all.
-        eval_every: steps between evaluations on valid; 0 means at the end alone.
-        eval_examples: sequences (or windows) of valid in each of these, a random sample that stays the same; 0 means
-            all of valid. The evaluation at the end always takes all.
-        checkpoint_every: steps between checkpoints; one is always written at the end and on SIGTERM or Ctrl-C.
-        keep_checkpoints: how many of the newest are kept.
-        keep_best: how many more are kept, those with the lowest loss on valid. An evaluation that is among them is
-            followed by a checkpoint. (Of the one at the end, the part on the sample of the others is compared.)
-        log_every: steps between lines of metrics.jsonl.
-        redraw_every: steps between redraws of random features; 0 means never.
-        redraw_growth: each interval between redraws is so many times the one before; 1 keeps them equal.
-        skip_bad_steps: how many steps in a row may have a loss or gradient that is not finite: such a step leaves
-            parameters and optimizer as they were and is recorded. One more ends the run.
-        mesh: how devices share the work.
-        accumulate: parts that a batch is computed in, one after another, for less memory. Their sums are added, so that
-            a step is what it is with 1, but for rounding and for dropout, which draws by part.
-        seed: of initial parameters, dropout, masks and random features (`batches.seed` orders the data).
+        model: sizes, attention mechanism and numerical precision of the model.
+        objective: causal or masked language modelling.
+        optimizer: AdamW, its learning rate and schedule.
+        batches: form, length and number of the rows of a batch.
+        num_steps: total number of optimizer steps.
+        eval_every: number of steps between evaluations on valid; 0 evaluates only at the end.
+        eval_examples: number of sequences (or windows) of valid in such an evaluation, always the same random sample; 0
+            takes all of valid. The evaluation at the end always takes all.
+        checkpoint_every: number of steps between checkpoints. The end and SIGTERM or Ctrl-C always write one.
+        keep_checkpoints: number of newest checkpoints that are kept.
+        keep_best: number of further checkpoints that are kept, those with the lowest loss on valid. An evaluation among
+            the best is followed by a checkpoint. (At the end, only the loss on the sample is compared.)
+        log_every: number of steps between lines of metrics.jsonl.
+        redraw_every: number of steps between redraws of random features; 0 never redraws.
+        redraw_growth: factor by which each interval between redraws is longer than the one before; 1 keeps it constant.
+        skip_bad_steps: number of steps in a row that may have a NaN or infinite loss or gradient. Such a step changes
+            neither parameters nor optimizer, and is logged. One more ends the run.
+        mesh: sizes of the device mesh.
+        accumulate: number of parts of a batch that are computed one after another, to save memory. Their gradients are
+            added, so that a step equals that of accumulate 1, except for rounding and for dropout, which is drawn by
+            part.
+        seed: seed of initial parameters, dropout, masks and random features; `batches.seed` is that of the data order.
     """
 
     model: ModelConfig = field(default_factory=lambda: ModelConfig(vocab_size=VOCAB_SIZE))
@@ -146,12 +157,11 @@ class Config:
 
     def __post_init__(self):
         _refuse_infinite(self, "")
-        if self.model.vocab_size != VOCAB_SIZE:
-            raise InputError(f"model.vocab_size is {self.model.vocab_size}; the alphabet has {VOCAB_SIZE} tokens.")
+        check_range("model.vocab_size", self.model.vocab_size, at_least=VOCAB_SIZE, at_most=VOCAB_SIZE)
         if self.batches.length > self.model.max_length:
             raise InputError(
-                f"batches.length is {self.batches.length} but the model has positions for {self.model.max_length} "
-                "tokens: raise model.max_length or shorten batches.length."
+                f"batches.length is {self.batches.length}, but model.max_length is {self.model.max_length}: raise "
+                "model.max_length or shorten batches.length."
             )
         attention = self.model.attention
         if self.causal and attention.no_causal:
@@ -174,20 +184,20 @@ class Config:
 
     @property
     def causal(self) -> bool:
-        """Whether attention looks back only."""
+        """Whether attention is causal: each token sees only the tokens before it."""
         return self.objective.kind == "causal"
 
     def to_json(self) -> str:
-        """Return every field as indented JSON; a mechanism says its name under "kind"."""
+        """Return every field as indented JSON; an attention mechanism has its name under "kind"."""
         return json.dumps(to_plain(self), indent=2)
 
     @classmethod
     def from_json(cls, text: str, source: str = "the config") -> "Config":
-        """Read what `to_json` wrote, strictly.
+        """Read the JSON of `to_json`; every field must be there.
 
         Args:
             text: JSON.
-            source: how to name it in an error, usually the file.
+            source: name of the file in errors.
 
         Raises:
             InputError: not JSON, an unknown or a missing key, a value of the wrong type.
@@ -200,7 +210,7 @@ class Config:
 
 
 def _refuse_infinite(config: Any, path: str) -> None:
-    """Refuse numbers that are not finite, in a config and in those inside it; `path` is what stands before a name."""
+    """Refuse NaN and infinite numbers in a config and its parts; `path` is the prefix of field names in the error."""
     for field_ in dataclasses.fields(config):
         value = getattr(config, field_.name)
         if dataclasses.is_dataclass(value):

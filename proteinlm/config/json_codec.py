@@ -52,7 +52,7 @@ def from_plain(expected: Any, value: Any, source: str, path: str = "") -> Any:
         return value
     if origin is tuple:
         if not isinstance(value, list):
-            raise InputError(f"{where} is {value!r}; it must be a list.")
+            raise InputError(f"{where} is {value!r}; it must be a JSON list.")
         return tuple(from_plain(arguments[0], item, source, f"{path}[{i}]") for i, item in enumerate(value))
     if expected is float and type(value) is int:
         return float(value)
@@ -64,7 +64,7 @@ def from_plain(expected: Any, value: Any, source: str, path: str = "") -> Any:
 def _dataclass_from_plain(expected: Any, value: Any, source: str, path: str) -> Any:
     where = f"{source}: {path or 'the config'}"
     if not isinstance(value, dict):
-        raise InputError(f"{where} is {value!r}; it must be an object with fields.")
+        raise InputError(f"{where} is {value!r}; it must be a JSON object.")
     value = {key: item for key, item in value.items() if key != "kind" or not issubclass(expected, MechanismConfig)}
     hints = typing.get_type_hints(expected)
     names = [f.name for f in dataclasses.fields(expected)]

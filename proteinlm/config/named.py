@@ -13,41 +13,43 @@ from proteinlm.errors import InputError
 
 def _config_folders() -> list[Path]:
     package = Path(__file__).parents[1]
-    # An installed package carries the experiments inside; a checkout has them beside it.
+    # An installed package has configs/ inside, a checkout beside the package.
     return [package / "configs", package.parent / "configs"]
 
 
 def named_configs() -> list[str]:
-    """Return the names of the experiments that come with proteinlm, sorted."""
+    """Return the sorted names of the configs that come with proteinlm."""
     return sorted({file.stem for folder in _config_folders() for file in folder.glob("[!_]*.py")})
 
 
 def _nearest_field(message: str, module: Any) -> str:
-    """Return a hint for Python's sentence about a misspelt field of a dataclass."""
-    found = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", message)
-    kind = getattr(module, found[1], None) if found else None
-    if not found or not dataclasses.is_dataclass(kind):
+    """Return a hint with the nearest field name, for Python's message about a misspelt field of a dataclass."""
+    parts = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", message)
+    kind = getattr(module, parts[1], None) if parts else None
+    if not parts or not dataclasses.is_dataclass(kind):
         return ""
-    close = difflib.get_close_matches(found[2], [f.name for f in dataclasses.fields(kind)], 1)
+    close = difflib.get_close_matches(parts[2], [f.name for f in dataclasses.fields(kind)], 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def load_config(name: str) -> Config:
-    """Return the experiment of a file (.py with `get_config()`, or .json), or of a name such as "quickstart_causal".
+    """Return the config of a file, or of a name such as "quickstart_causal".
+
+    Args:
+        name: a .py file with `get_config() -> Config`, a .json file, or one of `named_configs()`.
 
     Raises:
-        InputError: no such file or name (the nearest one is named), or the file does not give a Config.
+        InputError: there is no such file or name (the message has the nearest name), or the file has no valid Config.
     """
     path = Path(name)
     if not path.is_file():
         stem = path.stem if path.suffix == ".py" else name
-        inside = [folder / f"{stem}.py" for folder in _config_folders()]
-        found = [file for file in inside if file.is_file()]
-        if not found or path.parent not in (Path("."), Path("configs")):
+        files = [folder / f"{stem}.py" for folder in _config_folders() if (folder / f"{stem}.py").is_file()]
+        if not files or path.parent not in (Path("."), Path("configs")):
             close = difflib.get_close_matches(stem, named_configs(), 1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(named_configs())}."
-            raise InputError(f"there is no config file or name {name!r}; {hint}")
-        path = found[0]
+            hint = f"did you mean {close[0]}?" if close else f"the names are {', '.join(named_configs())}."
+            raise InputError(f"there is no config file or config name {name!r}; {hint}")
+        path = files[0]
     if path.suffix == ".json":
         try:
             text = path.read_text(encoding="utf-8")
@@ -66,10 +68,10 @@ def load_config(name: str) -> Config:
     except TypeError as error:
         raise InputError(f"{path}: {error}{_nearest_field(str(error), module)}") from error
     except Exception as error:
-        # A file of the user's own: whatever Python meets in it is theirs to mend.
+        # The file is the user's: any exception in it is an error that the user can correct.
         kind = type(error).__name__
         raise InputError(f"{path} cannot be read as a config with get_config(): {kind}: {error}") from error
     if not isinstance(config, Config):
         raise InputError(f"{path}: get_config() returned {type(config).__name__}, not a proteinlm Config.")
-    # Python lets a field have any type; JSON's reader does not.
+    # Python does not check the types of fields; reading JSON does.
     return Config.from_json(config.to_json(), str(path))

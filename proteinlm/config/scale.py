@@ -1,4 +1,4 @@
-"""An experiment made small: the same parts, each of a size that a laptop trains in seconds."""
+"""The small scale of an experiment: the same choices, with sizes that a laptop trains in seconds."""
 
 import dataclasses
 from typing import Any, Literal
@@ -8,9 +8,9 @@ from proteinlm.config import Config
 Scale = Literal["full", "tiny"]
 
 LENGTH = 64
-"""Tokens of a tiny row."""
+"""Number of tokens of a row at the tiny scale."""
 
-# No field grows by this, so that what is small already stays.
+# Upper limits: a field that is already smaller stays as it is.
 _MODEL = {"num_layers": 2, "num_heads": 2, "embed_dim": 32, "mlp_dim": 64, "max_length": LENGTH}
 _RUN = {
     "num_steps": 20, "eval_every": 10, "eval_examples": 16, "checkpoint_every": 10, "log_every": 1, "redraw_every": 5,
@@ -18,10 +18,10 @@ _RUN = {
 
 
 def scaled(config: Config, scale: Scale) -> Config:
-    """Return the config itself for "full", and for "tiny" one with the same choices and small numbers.
+    """Return the config itself for "full", or a config with the same choices and small sizes for "tiny".
 
-    Mechanism, objective, form, positions, feed-forward part, precision, rematerialisation, mesh and optimizer are the
-    config's; there are two narrow layers, eight rows (times `accumulate`) of 64 tokens and 20 steps.
+    Tiny keeps mechanism, objective, form, positions, feed-forward part, precision, rematerialisation, mesh and
+    optimizer. It has two narrow layers, 20 steps, and batches of eight rows (times `accumulate`) of 64 tokens.
     """
     if scale == "full":
         return config
@@ -36,6 +36,6 @@ def scaled(config: Config, scale: Scale) -> Config:
 
 
 def _at_most(part: Any, limits: dict[str, int]) -> Any:
-    """Return a dataclass with each of its fields that has a limit at that or below, a 0 (a default) as it is."""
+    """Return a dataclass with its fields cut to the limits; a 0, which stands for a default, stays 0."""
     sizes = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
     return dataclasses.replace(part, **{name: min(sizes[name], limits[name]) for name in limits if name in sizes})

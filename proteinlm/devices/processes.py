@@ -19,13 +19,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from proteinlm import __version__
 from proteinlm.config import Config
-from proteinlm.errors import InputError
+from proteinlm.errors import InputError, check_range
 from proteinlm.output.console import console
 
 # Bytes of a sentence that goes from the first process to the others.
 _SENTENCE = 4096
-# Seconds that the processes wait for one another at the start; JAX's own number.
-_PATIENCE = 300.0
+# Seconds that the processes wait for one another at the start; JAX's own default.
+_PATIENCE = 300
 # Seconds before a process says that it waits.
 _SILENCE = 3.0
 # Seconds for which a process that leaves early waits for others that leave too.
@@ -57,96 +57,57 @@ def join(
     Raises:
         InputError: some of the three are missing, or the processes do not find one another.
     """
-    given = {"--coordinator": coordinator, "--num-processes": num_processes, "--process-id": process_id}
-    missing = [name for name, value in given.items() if value is None]
-    if len(missing) == len(given) and not automatic:
+    options = {"--coordinator": coordinator, "--num-processes": num_processes, "--process-id": process_id}
+    missing = [name for name, value in options.items() if value is None]
+    if len(missing) == len(options) and not automatic:
         return
     if missing and not automatic:
         raise InputError(f"{' and '.join(missing)} must be given too; or --distributed alone on a cluster.")
-    if num_processes is not None and num_processes < 1:
-        raise InputError(f"--num-processes is {num_processes}; it must be at least 1.")
+    if num_processes is not None:
+        check_range("--num-processes", num_processes, at_least=1)
     if num_processes is not None and process_id is not None and not 0 <= process_id < num_processes:
         raise InputError(
             f"--process-id is {process_id}; with --num-processes {num_processes} it is 0 to {num_processes - 1}."
         )
     if coordinator is not None:
-        host, port = _address(coordinator)
-    whom = "the other processes, which look for this one" if process_id == 0 else "process 0"
-    place = "" if coordinator is None else f" at {coordinator}"
+        _check_address(coordinator)
+    others = "the other processes" if process_id == 0 else "process 0"
+    address = "" if coordinator is None else f" at {coordinator}"
     try:
-        with _saying(f"waiting for {whom}{place}, {_PATIENCE:.0f} s at most"):
-            # JAX's own attempt ends in an abort of the whole process, which nobody can catch.
-            if coordinator is not None and process_id == 0:
-                _check_free(port)
-            elif coordinator is not None and process_id is not None:
-                _reach(host, port)
-            jax.distributed.initialize(coordinator, num_processes, process_id, initialization_timeout=int(_PATIENCE))
-            console.quiet = not is_first()
+        # When process 0 does not answer in time, JAX aborts this process: this line is then the explanation.
+        with _message_after_a_while(f"waiting for {others}{address}, {_PATIENCE} s at most"):
+            jax.distributed.initialize(coordinator, num_processes, process_id, initialization_timeout=_PATIENCE)
+        console.quiet = not is_first()
     except (RuntimeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
         if automatic and re.search("(should|must) be defined", str(error)):
             raise InputError(
                 "--distributed found no cluster here (TPU pod, Slurm, Open MPI, Kubernetes): give --coordinator "
                 "HOST:PORT, --num-processes and --process-id instead."
             ) from error
         raise InputError(
-            f"the processes of the run did not find one another: {str(error).rstrip('.')}. Name process 0's "
-            "--coordinator HOST:PORT, --num-processes and --process-id on each."
+            f"the processes of the run did not find one another: {str(error).rstrip('.')}. Give each of them "
+            "--coordinator HOST:PORT (host of process 0, a free port), --num-processes and --process-id."
         ) from error
 
 
-def _address(coordinator: str) -> tuple[str, int]:
-    """Return host and port of HOST:PORT, where HOST is a name, an IPv4 address or [an IPv6 address]."""
-    found = re.fullmatch(r"(\[[^\[\]\s]+\]|[^:\s\[\]]+):(\d{1,5})", coordinator)
-    if not found or not 1 <= int(found[2]) <= 65535:
+def _check_address(coordinator: str) -> None:
+    """Refuse what is not HOST:PORT, where HOST is a known name, an IPv4 address or [an IPv6 address]."""
+    parts = re.fullmatch(r"(\[[^\[\]\s]+\]|[^:\s\[\]]+):(\d{1,5})", coordinator)
+    if not parts or not 1 <= int(parts[2]) <= 65535:
         raise InputError(
             f"--coordinator is {coordinator!r}; it must be HOST:PORT of process 0, such as host0:1234, with a port "
-            "of 1 to 65535."
+            "from 1 to 65535."
         )
-    host = found[1].strip("[]")
+    host = parts[1].strip("[]")
     try:
         socket.getaddrinfo(host, None)
     except OSError as error:
         raise InputError(f"--coordinator is {coordinator!r}, but no host {host} is known here: {error}.") from error
-    return host, int(found[2])
-
-
-def _check_free(port: int) -> None:
-    """Refuse a port of this machine that another program listens at."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            raise InputError(
-                f"process 0 cannot listen at port {port} of --coordinator ({error}): name another."
-            ) from error
-
-
-def _reach(host: str, port: int) -> None:
-    """Return as soon as process 0 listens.
-
-    Raises:
-        InputError: it does not, for as long as processes wait for one another.
-    """
-    end = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=10).close()
-            return
-        except OSError as error:
-            if time.monotonic() > end:
-                raise InputError(
-                    f"process 0 does not answer at --coordinator {host}:{port} ({error}): is it started there, and "
-                    "may others reach that port?"
-                ) from error
-            time.sleep(0.2)
 
 
 @contextlib.contextmanager
-def _saying(text: str) -> Iterator[None]:
-    """Say on stderr what a block waits for, if that takes longer than a moment."""
+def _message_after_a_while(text: str) -> Iterator[None]:
+    """Print a message on stderr when the block takes longer than `_SILENCE`."""
     timer = threading.Timer(_SILENCE, lambda: print(text, file=sys.stderr, flush=True))
     timer.daemon = True
     timer.start()

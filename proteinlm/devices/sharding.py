@@ -161,12 +161,13 @@ def state_shardings(state: Any, mesh: Mesh, attention: MechanismConfig) -> Any:
     """
 
     def place(path: Any, leaf: Any) -> NamedSharding:
-        return NamedSharding(mesh, partition(_name(path), leaf.shape, mesh, attention))
+        return NamedSharding(mesh, partition(leaf_name(path), leaf.shape, mesh, attention))
 
     return jax.tree_util.tree_map_with_path(place, state)
 
 
-def _name(path: Any) -> str:
+def leaf_name(path: Any) -> str:
+    """Return the name of a leaf by its path in a tree, such as "model/blocks/mlp/up/kernel/value"."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
@@ -234,7 +235,7 @@ class MeshLayout(Layout):
         """Gather the embeddings first: rows looked up in a split table would be split by width, and not by row."""
 
         def gather(path: Any, leaf: jax.Array) -> jax.Array:
-            if "embedding" not in _name(path):
+            if "embedding" not in leaf_name(path):
                 return leaf
             return jax.lax.with_sharding_constraint(leaf, replicated(self._mesh))
 

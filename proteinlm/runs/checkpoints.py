@@ -29,14 +29,7 @@ from proteinlm.runs.storage_errors import full_disk_is_said, of_main_thread, qui
 
 def named_arrays(tree: Any) -> dict[str, Any]:
     """Return the leaves of a tree by the name of their path, such as "params/blocks/mlp/up/kernel"."""
-    return {"/".join(_name(key) for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def _name(key: Any) -> str:
-    for attribute in ("key", "name", "idx"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
+    return {sharding.leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def with_named_arrays(template: Any, arrays: dict[str, Any], source: str) -> Any:

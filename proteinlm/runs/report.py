@@ -175,8 +175,7 @@ def _course(run: RunFiles) -> list[str]:
             f"ended at step {row['step']:,}, which was not finite (loss, norms of the gradient and of the updated "
             f"parameters: {found}; - is not finite)"
         )
-    # Runs of before wrote a rate for their first step too, whose time is mostly compilation.
-    rates = [row["tokens_per_second"] for row in kinds["train"] if row["tokens_per_second"] and row["step"] > 1]
+    rates = [row["tokens_per_second"] for row in kinds["train"] if row["tokens_per_second"]]
     if rates:
         parts.append(f"{statistics.median(rates):,.0f} tokens/s (median of {len(rates)} lines of the log)")
     parts += _best(run, kinds["valid"])
@@ -191,10 +190,8 @@ def _course(run: RunFiles) -> list[str]:
 
 def _best(run: RunFiles, valid: Sequence[dict]) -> list[str]:
     """Return the sentence about the lowest loss among the evaluations that were made on the same sample of valid."""
-    # The one at the end is of all of valid, but has the loss on the sample too; in runs of before it has not.
-    losses = [
-        (row.get("sample_loss", row["loss"]), row.get("sample_sequences", row["sequences"]), row) for row in valid
-    ]
+    # The evaluation at the end is on all of valid, but has the loss on the sample too.
+    losses = [(row["sample_loss"], row["sample_sequences"], row) for row in valid]
     alike = [(loss, row["step"]) for loss, number, row in losses if number == losses[0][1] and loss is not None]
     if not alike:
         return []

@@ -1,9 +1,9 @@
-"""The numbers of the steps since the last line of the log; what is not finite is skipped, or ends the run."""
+"""Training metrics between two log lines: sums, tokens per second, and the policy for NaN and Inf."""
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -22,32 +22,12 @@ _SUMS = ("nll", "correct", "count")
 _FINITE = ("loss", "gradient_norm", "parameter_norm")
 
 
-@dataclass
-class _Flight:
-    """A step that was sent off: its number and its batch's, metrics to come, and times of the host's clock in seconds.
+class Meter:
+    """Sums over the steps since the last log line, and tokens per second over the time between two lines.
 
-    Attributes:
-        host: that the host needed to send it off.
-        ended: when it was through, if that was so at once (as on a CPU), else None.
-        timed: whether its time is that of a step, not of a compilation.
-        fresh: whether nothing was in flight before it.
-    """
-
-    step: int
-    batch: int
-    metrics: dict
-    host: float
-    ended: float | None
-    timed: bool
-    fresh: bool
-
-
-class Window:
-    """Sums over the steps since the last line of the log, and the time in which these steps ran.
-
-    A step's time is from the end of the step before it to its own: what an evaluation, a checkpoint, a trace or a
-    compilation took is not in it. Where the host saw an end late, since nothing waited for the device, the time that it
-    needed to send the steps off is the least that they took.
+    The metrics of a step are fetched after the next step was dispatched, so that the device always has work; those of a
+    log line are waited for, so that its time is the time of its steps. Time in `paused` does not count. A line in whose
+    time a program was compiled has no rate (NaN).
     """
 
     def __init__(
@@ -58,89 +38,89 @@ class Window:
         checkpoints: Checkpoints,
         unfinished: Mapping[str, float] = MappingProxyType({}),
     ):
-        """Begin with the sums that a checkpoint has from `unfinished`."""
+        """Start with the sums of an unfinished line, as a checkpoint stores them (from `unfinished`)."""
         self._config, self._log, self._line, self._checkpoints = config, log, line, checkpoints
         self._schedule: Callable[[int], Any] = learning_rate_schedule(config.optimizer, config.num_steps)
-        # Its own small programs are compiled here, not in the time of the first steps.
+        # Compile the schedule's small programs here, not in the time of the first steps.
         jax.block_until_ready(self._schedule(0))
-        self._flight: _Flight | None = None
-        self._steps, self._tokens = int(unfinished.get("steps", 0)), int(unfinished.get("tokens", 0))
-        self._sums = Sums(*(float(unfinished.get(name, 0.0)) for name in _SUMS))
-        self._compiled: set[Any] = set()
-        self._compiles = False
+        self._in_flight: tuple[int, int, dict] | None = None
+        self._compiled: set[Hashable] = set()
         self._rate = math.nan
-        self._seconds = self._host = 0.0
-        self._tokens_timed = 0
-        self.pause()
+        self._start_line(**unfinished)
+
+    def _start_line(
+        self, steps: float = 0, tokens: float = 0, nll: float = 0.0, correct: float = 0.0, count: float = 0.0
+    ) -> None:
+        self._steps, self._tokens, self._sums = int(steps), int(tokens), Sums(nll, correct, count)
+        self._start, self._paused, self._tokens_before, self._compiles = time.monotonic(), 0.0, self._tokens, False
 
     def unfinished(self) -> dict[str, float]:
-        """Return in JSON's types the sums that are in no line of the log yet; {} where there are none."""
+        """Return the sums that are in no log line yet, in JSON's types; {} where there are none."""
         if not self._tokens:
             return {}
         sums = {name: float(getattr(self._sums, name)) for name in _SUMS}
         return {"steps": self._steps, "tokens": self._tokens, **sums}
 
-    def pause(self) -> None:
-        """Leave out the time since the last step, when something else was done; no step may be in flight."""
-        self._since = self._sent = time.monotonic()
-        self._fresh = True
-
-    def prepare(self, program: Any) -> None:
-        """Hear which program comes next; one that was not seen before is compiled, which is no time of a step."""
-        if program not in self._compiled:
-            self._compiled.add(program)
-            self.settle()
-            self._compiles = True
-
-    def launch(self, step: int, batch: int, metrics: dict) -> None:
-        """Take a step that was sent off, with the number of its batch and its metrics; settle the one before."""
-        now = time.monotonic()
-        ended = now if metrics["loss"].is_ready() else None
-        flight = _Flight(step, batch, metrics, now - self._sent, ended, not self._compiles, self._fresh)
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Wait for the step in flight, and exclude the time of the block, such as an evaluation, from the rate."""
         self.settle()
-        self._flight, self._compiles, self._fresh = flight, False, False
-        self._sent = time.monotonic()
+        start = time.monotonic()
+        yield
+        self._paused += time.monotonic() - start
+
+    def announce(self, program: Hashable) -> None:
+        """Announce the next compiled program. A new one is compiled first; the current line then has no rate."""
+        self._compiles |= program not in self._compiled
+        self._compiled.add(program)
+
+    def add(self, step: int, batch: int, metrics: dict[str, Any]) -> None:
+        """Take the metrics of a dispatched step, and settle the step before; settle this one too for a log line.
+
+        Args:
+            step: number of the step, from 1.
+            batch: number of its batch, from 0.
+            metrics: scalars from `TrainStep.step`.
+        """
+        self.settle()
+        self._in_flight = step, batch, metrics
+        if self._due(step):
+            self.settle()
 
     def settle(self) -> None:
-        """Fetch the metrics of the step in flight; numbers that are not finite end the run before any save.
+        """Wait for the step in flight, add its metrics to the sums, and write a log line where one is due.
 
-        Where the config skips bad steps, one of which loss or gradient are not finite is recorded instead.
+        Raises:
+            InputError: loss, gradient or parameters are not finite, in more steps in a row than
+                `config.skip_bad_steps`; nothing of such a step is saved.
         """
-        if self._flight is None:
+        if self._in_flight is None:
             return
-        flight, self._flight = self._flight, None
-        waits = not flight.metrics["loss"].is_ready()
-        step, values = flight.step, jax.device_get(flight.metrics)
+        (step, batch, metrics), self._in_flight = self._in_flight, None
+        values = jax.device_get(metrics)
         if not all(math.isfinite(float(values[name])) for name in _FINITE):
-            self._skip(step, flight.batch, values)
+            self._skip(step, batch, values)
         else:
             self._steps += 1
             self._sums += Sums(*(float(values[name]) for name in _SUMS))
         self._tokens += int(values["tokens"])
-        self._measure(flight, int(values["tokens"]), waits)
-        due = step % self._config.log_every == 0 or step == self._config.num_steps
-        rate = self._tokens_timed / max(self._seconds, self._host) if self._tokens_timed else math.nan
-        if due and self._tokens_timed:
-            self._rate = rate
+        rate, now = math.nan, time.monotonic()
+        if self._due(step) and not self._compiles:
+            self._rate = rate = (self._tokens - self._tokens_before) / (now - self._start - self._paused)
         self._line.update(step, self._sums.loss, self._sums.accuracy, self._rate)
-        if due:
+        if self._due(step):
             self._write(step, values, rate)
+            self._start_line()
+            self._start = now
 
-    def _measure(self, flight: _Flight, tokens: int, waits: bool) -> None:
-        ended = time.monotonic() if flight.ended is None else flight.ended
-        if flight.timed:
-            # A first step that ended before the next was sent off: when, nobody saw.
-            late = flight.fresh and flight.ended is None and not waits
-            self._seconds += flight.host if late else ended - self._since
-            self._host += flight.host
-            self._tokens_timed += tokens
-        self._since = ended
+    def _due(self, step: int) -> bool:
+        return step % self._config.log_every == 0 or step == self._config.num_steps
 
     def _skip(self, step: int, batch: int, values: dict[str, np.ndarray]) -> None:
         row = 1
         while step - row in self._log.skipped[-row:]:
             row += 1
-        # Parameters that are not finite would make every later step bad.
+        # With parameters that are not finite every later step would be bad.
         if row > self._config.skip_bad_steps or not math.isfinite(float(values["parameter_norm"])):
             self._log.write("not_finite", step, batch=batch, **{name: float(values[name]) for name in _FINITE})
             raise InputError(_not_finite(step, batch, row, values, self._config, self._checkpoints.steps()))
@@ -167,8 +147,6 @@ class Window:
             parameter_norm=float(values["parameter_norm"]),
             tokens_per_second=rate,
         )
-        self._steps, self._sums, self._tokens = 0, Sums(), 0
-        self._seconds, self._host, self._tokens_timed = 0.0, 0.0, 0
 
 
 def _not_finite(step: int, batch: int, row: int, values: dict[str, Any], config: Config, steps: list[int]) -> str:

@@ -6,6 +6,7 @@ import jax
 import optax
 
 from proteinlm.config import OptimizerConfig
+from proteinlm.devices.sharding import leaf_name
 
 # Last words of the names of parameters that weight decay leaves alone, as in mlp/bias, query_scale, biases/0. Names say
 # it, not shapes: layers are stacked, and a mechanism may stack more.
@@ -31,8 +32,7 @@ def is_decayed(parameters) -> object:
     """Return a tree of bools: True where weight decay acts (matrices, embeddings), False for biases and scales."""
 
     def decayed(path, _leaf):
-        names = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
-        return not any(name.split("_")[-1] in _NOT_DECAYED for name in names)
+        return not any(name.split("_")[-1] in _NOT_DECAYED for name in leaf_name(path).split("/"))
 
     return jax.tree_util.tree_map_with_path(decayed, parameters)
 

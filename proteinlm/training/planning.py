@@ -13,9 +13,9 @@ from flax import nnx
 from proteinlm.config import Config
 from proteinlm.data.batches.batches import batch_shapes
 from proteinlm.devices import sharding, topologies
-from proteinlm.errors import InputError
+from proteinlm.errors import InputError, check_range
 from proteinlm.training.flops import Work, work_of
-from proteinlm.training.step import Trainer, count_parameters
+from proteinlm.training.step import TrainStep, count_parameters
 
 ROWS = (*range(1, 16), *(part << power for power in range(1, 12) for part in range(8, 16)))
 """The rows a device that `fit` tries: all up to 16, then eight steps to every doubling."""
@@ -99,7 +99,7 @@ def plan(config: Config, topology: str | None = None, rows_per_device: int | Non
     if rows_per_device is not None:
         size = rows_per_device * sharding.row_blocks(mesh)
         config = dataclasses.replace(config, batches=dataclasses.replace(config.batches, batch_size=size))
-    trainer = Trainer(_as_on(devices[0].platform, config), mesh)
+    trainer = TrainStep(_as_on(devices[0].platform, config), mesh)
     shapes = batch_shapes(config.batches)
     rows, length = max(shapes, key=lambda shape: shape[0] * shape[1])
     work, model_flops = step_work(trainer, rows, length)
@@ -152,11 +152,11 @@ def plan(config: Config, topology: str | None = None, rows_per_device: int | Non
 
 
 def _check_rows(rows: int | None) -> None:
-    if rows is not None and rows < 1:
-        raise InputError(f"--rows-per-device is {rows}; it must be at least 1.")
+    if rows is not None:
+        check_range("--rows-per-device", rows, at_least=1)
 
 
-def step_work(trainer: Trainer, rows: int, length: int) -> tuple[Work, int]:
+def step_work(trainer: TrainStep, rows: int, length: int) -> tuple[Work, int]:
     """Return the products of one step as it is computed, and of three forward passes, on all devices together."""
     state, batch = trainer.abstract_state, trainer.abstract_batch(rows, length)
     forward = work_of(lambda state, tokens: nnx.merge(trainer.graph, state)(tokens), state["model"], batch["tokens"])

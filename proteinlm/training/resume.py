@@ -21,7 +21,7 @@ from proteinlm.runs.folder import (
     read_run_files,
     write_run_files,
 )
-from proteinlm.training.step import Trainer
+from proteinlm.training.step import TrainStep
 
 # What may differ between a run and its resumption without changing a single loss. The mesh is compared as it came out,
 # in `sharding.describe`: -1 and 8 are the same on eight devices.
@@ -39,13 +39,13 @@ class Beginning:
         state: of the trainer.
         step: number of optimizer steps done.
         inexact: what makes the run differ from one that never stopped.
-        window: sums of the steps since the last line of the log, from `Window.unfinished`.
+        unfinished: sums of the steps since the last log line, from `Meter.unfinished`.
     """
 
     state: dict[str, Any]
     step: int = 0
     inexact: list[str] = field(default_factory=list)
-    window: dict[str, float] = field(default_factory=dict)
+    unfinished: dict[str, float] = field(default_factory=dict)
 
 
 def claim_run(run: Path, config: Config, dataset: ProteinDataset, lock: RunLock, *, inexact: bool = False) -> None:
@@ -88,7 +88,7 @@ def accept(run: Path, config: Config, dataset: ProteinDataset, start: int) -> No
 
 
 def first_state(
-    config: Config, run: Path, trainer: Trainer, checkpoints: Checkpoints, batches: TrainBatches, *, inexact: bool
+    config: Config, run: Path, trainer: TrainStep, checkpoints: Checkpoints, batches: TrainBatches, *, inexact: bool
 ) -> Beginning:
     """Return where a run begins: its newest checkpoint, with the data moved to its position, or a new state.
 
@@ -102,23 +102,21 @@ def first_state(
     start = steps[-1]
     position = checkpoints.position(start)
     found = differences(checkpoints.config(start), config)
-    devices = sharding.describe(trainer.mesh)
-    # Checkpoints from before devices were written down say nothing of them.
-    found += _differ(position.get("devices", devices), devices)
+    found += _differ(position["devices"], sharding.describe(trainer.mesh))
     if position["plan"]["dataset"] != batches.get_state()["plan"]["dataset"]:
         found.append("it was trained on another dataset, or on this one in another order")
     if not inexact:
         _refuse(found, f"checkpoint {start} of {run}")
     found += _move(batches, position)
     state = checkpoints.restore(start, trainer.abstract_state)[0]
-    return Beginning(state, start, found, position.get("window", {}))
+    return Beginning(state, start, found, position["window"])
 
 
-def position_of(batches: TrainBatches, trainer: Trainer, window: dict[str, float]) -> dict[str, Any]:
+def position_of(batches: TrainBatches, trainer: TrainStep, unfinished: dict[str, float]) -> dict[str, Any]:
     """Return what a checkpoint says besides arrays: the position in the data, the devices, what is not logged yet."""
     return {
         **batches.get_state(),
-        "window": window,
+        "window": unfinished,
         "batches_per_epoch": batches.batches_per_epoch,
         "devices": sharding.describe(trainer.mesh),
     }
@@ -127,11 +125,10 @@ def position_of(batches: TrainBatches, trainer: Trainer, window: dict[str, float
 def _move(batches: TrainBatches, position: dict[str, Any]) -> list[str]:
     """Move the data to a position; where that is one of other batches, as far into the same epoch, and say so."""
     plan = batches.get_state()["plan"]
-    # A field that the position was saved without has the value that was meant then.
-    if all(position["plan"].get(name, value) == value for name, value in plan.items()):
+    if position["plan"] == plan:
         batches.set_state({"step": position["step"], "plan": plan})
         return []
-    there, here = position.get("batches_per_epoch", batches.batches_per_epoch), batches.batches_per_epoch
+    there, here = position["batches_per_epoch"], batches.batches_per_epoch
     step = round(position["step"] * here / there)
     batches.set_state({"step": step, "plan": plan})
     return [

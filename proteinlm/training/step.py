@@ -18,7 +18,7 @@ from proteinlm.models.transformer import ProteinLM
 from proteinlm.training.optimizer import at_step, make_optimizer
 
 
-class Trainer:
+class TrainStep:
     """The compiled parts of training for one config on one mesh.
 
     Attributes:

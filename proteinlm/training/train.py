@@ -22,10 +22,10 @@ from proteinlm.runs.checkpoints import Checkpoints
 from proteinlm.runs.folder import RunLock, environment, write_environment, write_readme
 from proteinlm.runs.logs import METRICS_FILE, MetricsLog, TextLog, progress_line, read_metrics
 from proteinlm.runs.trackers import check_trackers, open_trackers
-from proteinlm.training.meter import Window
+from proteinlm.training.meter import Meter
 from proteinlm.training.profiling import Profile
 from proteinlm.training.resume import accept, claim_run, first_state, position_of
-from proteinlm.training.step import Trainer, count_parameters
+from proteinlm.training.step import TrainStep, count_parameters
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def train(
     dataset = ProteinDataset.open(dataset_path)
     processes.agree(config, dataset.fingerprint, **{"--allow-inexact-resume": allow_inexact_resume})
     # A config that does not fit the devices says so here, before the folder is made.
-    trainer = Trainer(config)
+    trainer = TrainStep(config)
     share, shares = sharding.row_share(trainer.mesh)
     first = processes.is_first()
     with contextlib.ExitStack() as stack:
@@ -97,7 +97,7 @@ def train(
             log.write("resume", start, inexact=begin.inexact)
         line = stack.enter_context(progress_line(config.num_steps, start, run.resolve().name, text))
         evaluation_step = make_evaluation_step(config, trainer.graph, trainer.mesh)
-        window = Window(config, log, line, checkpoints, begin.window)
+        meter = Meter(config, log, line, checkpoints, begin.unfinished)
         vote = processes.Vote(trainer.mesh)
         stack.callback(traced.stop)
         # Batches and steps go together, unless a resume was not exact.
@@ -106,36 +106,32 @@ def train(
         for step in range(start, config.num_steps):
             done = step + 1
             if first and traced.starts(done):
-                window.settle()
-                traced.start()
-                window.pause()
+                with meter.paused():
+                    traced.start()
             if _redraws(config, step) > _redraws(config, step - 1):
-                window.prepare("redraw")
+                meter.announce("redraw")
                 state = trainer.redraw(state)
             batch = sharding.place_batch(next(batches), trainer.mesh)
-            window.prepare(batch["tokens"].shape)
+            meter.announce(batch["tokens"].shape)
             state, metrics = trainer.step(state, batch)
-            # The device works on this step while the numbers of the one before come back.
-            window.launch(done, step + ahead, metrics)
+            # The device works on this step while the metrics of the step before are fetched.
+            meter.add(done, step + ahead, metrics)
             last = done == config.num_steps
             # A signal may come to one process alone; all leave at the same step.
             leave = vote.of(stop.requested)
             if first and traced.ends(done):
-                window.settle()
-                traced.stop()
-                window.pause()
+                with meter.paused():
+                    traced.stop()
             comparable = None
             # After a signal there may be little time left: save without an evaluation. The next one comes in its turn.
             if last or (config.eval_every and done % config.eval_every == 0 and not leave):
-                window.settle()
-                valid, comparable = _evaluate(config, dataset, evaluation_step, state, done, log, whole=last)
-                window.pause()
+                with meter.paused():
+                    valid, comparable = _evaluate(config, dataset, evaluation_step, state, done, log, whole=last)
             is_best = comparable is not None and checkpoints.is_among_best(comparable)
             if last or leave or is_best or done % config.checkpoint_every == 0:
-                window.settle()
-                position = position_of(batches, trainer, window.unfinished())
-                checkpoints.save(done, state, position, config, comparable)
-                window.pause()
+                with meter.paused():
+                    position = position_of(batches, trainer, meter.unfinished())
+                    checkpoints.save(done, state, position, config, comparable)
             if leave and not last:
                 raise Interrupted(done, leave)
         return TrainResult(config.num_steps, count_parameters(state["model"]), valid)

@@ -51,7 +51,7 @@ def test_values_that_cannot_be_are_refused(make, words):
 def test_windows_longer_than_the_positions_are_refused():
     config = Config()
     model = dataclasses.replace(config.model, max_length=100)
-    with pytest.raises(InputError, match=r"batches\.length is 1024 .* 100"):
+    with pytest.raises(InputError, match=r"batches\.length is 1024, .* 100"):
         dataclasses.replace(config, model=model)
 
 

@@ -14,7 +14,7 @@ from proteinlm.config.scale import LENGTH, scaled
 from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.devices.sharding import one_device
-from proteinlm.training.step import Trainer, count_parameters
+from proteinlm.training.step import TrainStep, count_parameters
 
 SIZES = {
     "num_layers", "num_heads", "embed_dim", "mlp_dim", "max_length", "attention", "num_features", "chunk_size",
@@ -25,7 +25,7 @@ SIZES = {
 @functools.cache
 def compiled(config):
     """The step of a config; those that differ in their batches' form alone share it."""
-    trainer = Trainer(config, one_device())
+    trainer = TrainStep(config, one_device())
     lowered = trainer.step.lower(trainer.abstract_state, trainer.abstract_batch(8, LENGTH))
     return trainer, lowered.compile()
 

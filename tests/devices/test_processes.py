@@ -132,7 +132,10 @@ def refuse():
             ({"coordinator": address, "num_processes": 1, "process_id": 0}, "it must be HOST:PORT of process 0")
             for address in ("localhost", "localhost:abc", "localhost:0", "localhost:65536", "a:b:1", ":1", "::1", "")
         ),
-        ({"coordinator": "no.host.invalid:1", "num_processes": 2, "process_id": 1}, "no host no.host.invalid is known"),
+        (
+            {"coordinator": "no.host.invalid:1", "num_processes": 2, "process_id": 1},
+            "no host no.host.invalid is known",
+        ),
     ],
 )
 def test_half_said_is_refused(given, words):
@@ -150,24 +153,21 @@ def test_no_cluster_is_a_sentence(monkeypatch):
 
 
 def test_addresses_of_all_kinds_are_read():
-    assert processes._address("localhost:1234") == ("localhost", 1234)
-    assert processes._address("127.0.0.1:65535") == ("127.0.0.1", 65535)
-    assert processes._address("[::1]:1") == ("::1", 1)
+    for address in ("localhost:1234", "127.0.0.1:65535", "[::1]:1"):
+        processes._check_address(address)
 
 
-def test_who_waits_says_for_whom_and_gives_up_with_a_sentence(monkeypatch, capsys):
-    monkeypatch.setattr(processes, "_PATIENCE", 0.5)
+def test_a_process_that_waits_says_for_whom_and_a_failure_is_a_sentence(monkeypatch, capsys):
+    def initialize(*_, **__):
+        time.sleep(0.3)
+        raise RuntimeError("UNKNOWN: Failed to start RPC server")
+
     monkeypatch.setattr(processes, "_SILENCE", 0.05)
-    with socket.socket() as bound:
-        # Bound, but nobody listens: connections are refused.
-        bound.bind(("localhost", 0))
-        port = bound.getsockname()[1]
-        with pytest.raises(InputError, match=f"process 0 does not answer at --coordinator localhost:{port}"):
-            processes.join(f"localhost:{port}", 2, 1)
-        assert f"waiting for process 0 at localhost:{port}" in capsys.readouterr().err
-        bound.listen()
-        with pytest.raises(InputError, match=f"process 0 cannot listen at port {port}"):
-            processes.join(f"localhost:{port}", 2, 0)
+    monkeypatch.setattr(processes.jax.distributed, "initialize", initialize)
+    for index, others in enumerate(("the other processes", "process 0")):
+        with pytest.raises(InputError, match=r"not find one another: UNKNOWN: Failed to start RPC server\. Give each"):
+            processes.join("localhost:1234", 2, index)
+        assert capsys.readouterr().err == f"waiting for {others} at localhost:1234, 300 s at most\n"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from proteinlm.config import BatchesConfig, Config, MeshConfig, ObjectiveConfig,
 from proteinlm.devices import sharding
 from proteinlm.errors import InputError
 from proteinlm.runs.checkpoints import named_arrays
-from proteinlm.training.step import Trainer
+from proteinlm.training.step import TrainStep
 
 # Layouts of each mechanism; the last one of all splits rows, parameters and heads.
 TRAINED = {name: ["one", "data2_fsdp2_tensor2"] for name in ("softmax", "polysketch", "linformer_learned", "reformer")}
@@ -73,7 +73,7 @@ def test_every_layout_gives_the_losses_of_one_device_and_a_smaller_state():
 @pytest.mark.parametrize("name", named_configs())
 def test_every_array_of_every_config_has_a_rule(name):
     config = load_config(name)
-    state = jax.eval_shape(Trainer(dataclasses.replace(config, mesh=MeshConfig()), sharding.one_device())._init)
+    state = jax.eval_shape(TrainStep(dataclasses.replace(config, mesh=MeshConfig()), sharding.one_device())._init)
     specs_of(state, config.model.attention)
 
 
@@ -85,7 +85,7 @@ def test_every_array_of_every_mechanism_has_a_rule(kind):
         objective=ObjectiveConfig("masked" if attention.no_causal else "causal"),
         batches=BatchesConfig(length=LENGTH),
     )
-    specs = specs_of(Trainer(config, sharding.one_device()).abstract_state, attention)
+    specs = specs_of(TrainStep(config, sharding.one_device()).abstract_state, attention)
     for name, spec in specs.items():
         # The optimizer's moments lie where their parameter does.
         if "/mu/" in name:

@@ -92,7 +92,7 @@ def test_how_a_run_ended_and_what_was_compared(tmp_path):
         return {"kind": "valid", "step": step, "loss": loss, "sequences": sequences, **more}
 
     train = [
-        {"kind": "train", "step": s, "tokens_per_second": r} for s, r in ((1, 9e9), (2, 100.0), (3, 300.0), (5, None))
+        {"kind": "train", "step": s, "tokens_per_second": r} for s, r in ((1, None), (2, 100.0), (3, 300.0), (5, None))
     ]
     bad = {"kind": "not_finite", "step": 6, "loss": None, "gradient_norm": None, "parameter_norm": 1.5}
     text = course(tmp_path, [*train, bad])
@@ -100,8 +100,11 @@ def test_how_a_run_ended_and_what_was_compared(tmp_path):
     assert "-, -, 1.5000" in text
     assert "200 tokens/s (median of 2 lines" in text
     assert course(tmp_path, train, num_steps=5).startswith("5 steps; ")
-    # From before losses on the sample were written beside those on the whole.
-    old = [valid(2, 3.5, 8), valid(4, 3.25, 20)]
+    # Goes on with another eval_examples.
+    old = [
+        valid(2, 3.5, 8, sample_loss=3.5, sample_sequences=8),
+        valid(4, 3.25, 20, sample_loss=3.25, sample_sequences=20),
+    ]
     assert (
         "lowest loss on valid 3.5000 at step 2 (compared on the same 8 sequences in 1 evaluations of 2, the "
         "others being of another number)"

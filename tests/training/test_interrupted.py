@@ -25,16 +25,16 @@ class Killed(BaseException):
 @pytest.fixture
 def at_step(monkeypatch):
     """Return a function that has something done when a step is sent off."""
-    launch = module.Window.launch
+    add = module.Meter.add
 
     def at(step, act):
-        def launched(self, done, batch, metrics):
-            launch(self, done, batch, metrics)
+        def added(self, done, batch, metrics):
+            add(self, done, batch, metrics)
             if done == step:
-                monkeypatch.setattr(module.Window, "launch", launch)
+                monkeypatch.setattr(module.Meter, "add", add)
                 act()
 
-        monkeypatch.setattr(module.Window, "launch", launched)
+        monkeypatch.setattr(module.Meter, "add", added)
 
     return at
 

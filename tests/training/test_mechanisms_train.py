@@ -17,7 +17,7 @@ from proteinlm.config import (
 )
 from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.data.dataset.dataset import ProteinDataset
-from proteinlm.training.step import Trainer
+from proteinlm.training.step import TrainStep
 
 MODEL = ModelConfig(
     vocab_size=VOCAB_SIZE, num_layers=2, num_heads=2, embed_dim=32, mlp_dim=64, max_length=64, dropout=0.0
@@ -43,7 +43,7 @@ def losses(model, kind, batches):
         batches=BATCHES,
         num_steps=20,
     )
-    trainer = Trainer(config)
+    trainer = TrainStep(config)
     # Not compiled: one by one, the programs that draw parameters serve all these tests.
     state, curve = trainer._init(), []
     for batch in batches:

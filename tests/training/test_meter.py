@@ -1,4 +1,4 @@
-"""Tokens per second over the time in which steps ran, on simulated devices; sums that travel with a checkpoint."""
+"""Tokens per second between two log lines, on simulated devices; sums that travel with a checkpoint."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 from small_runs import small
 
 from proteinlm.training import meter as module
-from proteinlm.training.meter import Window
+from proteinlm.training.meter import Meter
 
 COMPILATION, EVALUATION, FETCH, HANDLING = 50.0, 100.0, 0.25, 0.001
 
@@ -41,7 +41,7 @@ class Number:
 
 
 class Recorder:
-    """What a window writes to: log, line on the terminal and checkpoints in one."""
+    """What a meter writes to: log, line on the terminal and checkpoints in one."""
 
     def __init__(self):
         self.lines, self.skipped, self.shown = [], [], []
@@ -58,7 +58,7 @@ class Recorder:
 
 def make(log_every=1, unfinished=None):
     recorder = Recorder()
-    return Window(small(num_steps=12, log_every=log_every), recorder, recorder, recorder, unfinished or {}), recorder  # pyright: ignore[reportArgumentType]
+    return Meter(small(num_steps=12, log_every=log_every), recorder, recorder, recorder, unfinished or {}), recorder  # pyright: ignore[reportArgumentType]
 
 
 def metrics(loss, tokens):
@@ -71,18 +71,17 @@ def simulate(monkeypatch, log_every, *, immediate, costs):
     device = Device(immediate=immediate)
     monkeypatch.setattr(module.time, "monotonic", lambda: device.now)
     monkeypatch.setattr(module.jax, "device_get", device.get)
-    window, recorder = make(log_every)
+    meter, recorder = make(log_every)
     seen = set()
     for step in range(1, 13):
         tokens = 30 if step % 3 == 0 else 10
-        window.prepare(tokens)
+        meter.announce(tokens)
         compiles = tokens not in seen
         seen.add(tokens)
-        window.launch(step, step - 1, metrics(device.send(costs[tokens], compiles), tokens))
+        meter.add(step, step - 1, metrics(device.send(costs[tokens], compiles), tokens))
         if step in (5, 6, 12):
-            window.settle()
-            device.now += EVALUATION
-            window.pause()
+            with meter.paused():
+                device.now += EVALUATION
     return recorder
 
 
@@ -95,10 +94,10 @@ def simulate(monkeypatch, log_every, *, immediate, costs):
 def test_no_rate_is_false(monkeypatch, log_every, immediate, costs):
     recorder = simulate(monkeypatch, log_every, immediate=immediate, costs=costs)
     for line in recorder.lines:
-        # The steps of this line that were not compiled.
-        steps = [n for n in range(line["step"] - log_every + 1, line["step"] + 1) if n not in (1, 3)]
+        steps = range(line["step"] - log_every + 1, line["step"] + 1)
         rate = line["tokens_per_second"]
-        if not steps:
+        # The programs of steps 1 and 3 are compiled.
+        if {1, 3} & set(steps):
             assert math.isnan(rate)
             continue
         tokens = sum(30 if n % 3 == 0 else 10 for n in steps)
@@ -114,16 +113,16 @@ def test_no_rate_is_false(monkeypatch, log_every, immediate, costs):
 def test_sums_of_an_unfinished_line_travel(monkeypatch):
     device = Device(immediate=True)
     monkeypatch.setattr(module.jax, "device_get", device.get)
-    window, recorder = make(4)
-    assert window.unfinished() == {}
+    meter, recorder = make(4)
+    assert meter.unfinished() == {}
     for step in (1, 2):
-        window.launch(step, 0, metrics(device.send(1.0, False), 7))
-    window.settle()
-    saved = window.unfinished()
+        meter.add(step, 0, metrics(device.send(1.0, False), 7))
+    meter.settle()
+    saved = meter.unfinished()
     assert saved == {"steps": 2, "tokens": 14, "nll": 8.0, "correct": 2.0, "count": 4.0}
     again, recorder = make(4, saved)
     for step in (3, 4):
-        again.launch(step, 0, metrics(device.send(1.0, False), 7))
+        again.add(step, 0, metrics(device.send(1.0, False), 7))
     again.settle()
     (line,) = recorder.lines
     assert (line["steps"], line["tokens"], line["loss"], line["counted_tokens"]) == (4, 28, 2.0, 8)

@@ -21,7 +21,7 @@ from proteinlm.errors import InputError
 from proteinlm.training import planning
 from proteinlm.training.flops import Work
 from proteinlm.training.planning import ROWS, Plan, describe_plan, describe_trial, fit, plan, step_work
-from proteinlm.training.step import Trainer, count_parameters
+from proteinlm.training.step import TrainStep, count_parameters
 
 MODEL = ModelConfig(
     vocab_size=VOCAB_SIZE, num_layers=2, num_heads=2, embed_dim=16, mlp_dim=32, max_length=48, dropout=0.0,
@@ -32,7 +32,7 @@ SMALL = Config(model=MODEL, batches=BatchesConfig(length=48, batch_size=4, bucke
 
 def test_plan_counts_what_training_makes():
     found = plan(SMALL)
-    state = Trainer(SMALL).init()
+    state = TrainStep(SMALL).init()
     assert found.num_parameters == count_parameters(state["model"])
     assert found.state_bytes == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     assert found.shapes == [(4, 24), (4, 48)]
@@ -59,7 +59,7 @@ def test_flops_of_the_model_are_six_for_each_weight_and_token():
     found = {}
     for remat in ("none", "full"):
         config = dataclasses.replace(SMALL, model=dataclasses.replace(model, remat=remat))
-        work, found[remat] = step_work(Trainer(config, one_device()), rows, length)
+        work, found[remat] = step_work(TrainStep(config, one_device()), rows, length)
         assert found[remat] == 6 * weights * rows * length
         # What is computed: not queries and keys, which nobody reads; under "full" again what is needed for gradients.
         unread = 6 * MODEL.num_layers * 2 * width * width
@@ -73,7 +73,7 @@ def test_every_recipe_passes_plan_but_for_the_compiler(name):
     config = load_config(name)
     config = dataclasses.replace(config, batches=dataclasses.replace(config.batches, batch_size=config.accumulate))
     rows, length = config.batches.batch_size, config.batches.length
-    trainer = Trainer(config, one_device())
+    trainer = TrainStep(config, one_device())
     work, model_flops = step_work(trainer, rows, length)
     parameters = count_parameters(trainer.abstract_state["model"])
     embedded = length * config.model.embed_dim if config.model.positions == "learned" else 0
@@ -199,7 +199,7 @@ class TestWithLibtpu:
         assert found.is_peak
         assert found.state_bytes < found.total_bytes <= found.state_bytes + found.temporary_bytes
         assert found.limit_bytes == pytest.approx(7.48 * 2**30, rel=0.01)
-        whole = sum(leaf.nbytes for leaf in jax.tree.leaves(Trainer(SMALL).init()))
+        whole = sum(leaf.nbytes for leaf in jax.tree.leaves(TrainStep(SMALL).init()))
         assert found.state_bytes < 0.4 * whole
         assert found.seconds > 0
         assert "8 x TPU v2" in describe_plan(found)

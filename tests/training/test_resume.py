@@ -23,7 +23,7 @@ from proteinlm.errors import InputError
 from proteinlm.runs.checkpoints import Checkpoints
 from proteinlm.training.optimizer import at_step
 from proteinlm.training.resume import differences
-from proteinlm.training.step import Trainer
+from proteinlm.training.step import TrainStep
 from proteinlm.training.train import train
 
 
@@ -114,14 +114,14 @@ def poison(monkeypatch, dataset, config, numbers):  # noqa: F811
     batches = TrainBatches(ProteinDataset.open(dataset), config.batches)
     bad = [batches.batch(number)["tokens"] for number in numbers]
     batches.close()
-    gradient = Trainer._gradient
+    gradient = TrainStep._gradient
 
     def poisoned(self, parameters, others, example, segments, key):
         sums, found = gradient(self, parameters, others, example, segments, key)
         is_bad = jnp.any(jnp.stack([jnp.all(example.targets == tokens) for tokens in bad]))
         return sums, jax.tree.map(lambda x: jnp.where(is_bad, jnp.nan, x), found)
 
-    monkeypatch.setattr(Trainer, "_gradient", poisoned)
+    monkeypatch.setattr(TrainStep, "_gradient", poisoned)
 
 
 def test_bad_batches_are_skipped_and_leave_no_trace(tmp_path, dataset, unscored, monkeypatch):  # noqa: F811
@@ -145,7 +145,7 @@ def test_bad_batches_are_skipped_and_leave_no_trace(tmp_path, dataset, unscored,
     assert (trained[3]["loss"], trained[3]["steps"], trained[3]["tokens"] > 0) == (None, 0, True)
 
     # The same program given the other batches alone, at their steps.
-    trainer = Trainer(config)
+    trainer = TrainStep(config)
     batches = TrainBatches(ProteinDataset.open(dataset), config.batches)
     state = trainer.init()
     for number in (0, 1, 4, 5):

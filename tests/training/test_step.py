@@ -13,7 +13,7 @@ from tiny_models import mechanism
 
 from proteinlm.config import BatchesConfig, Config, ObjectiveConfig
 from proteinlm.devices.sharding import one_device
-from proteinlm.training.step import Trainer
+from proteinlm.training.step import TrainStep
 
 ROWS, LENGTH = 8, 64
 # Takes a quarter of the time to compile; nothing here depends on how XLA fuses.
@@ -24,7 +24,7 @@ def trainer(kind="causal", **changes):
     model = dataclasses.replace(MODEL, max_length=LENGTH, dropout=0.0, attention=mechanism("favor", LENGTH), **changes)
     batches = BatchesConfig(length=LENGTH, batch_size=ROWS)
     config = Config(model=model, objective=ObjectiveConfig(kind), batches=batches, num_steps=4, **fields)
-    return Trainer(config, one_device())
+    return TrainStep(config, one_device())
 
 
 def compiled(made):

@@ -28,7 +28,7 @@ from proteinlm.errors import InputError
 from proteinlm.evaluation.evaluate import evaluate_split, make_evaluation_step
 from proteinlm.runs.checkpoints import Checkpoints, load_run
 from proteinlm.runs.logs import read_metrics
-from proteinlm.training.step import Trainer
+from proteinlm.training.step import TrainStep
 from proteinlm.training.train import Interrupted, train
 
 
@@ -100,7 +100,7 @@ def test_a_step_on_isolated_rows_is_the_step_on_single_ones():
     """Loss and gradient: a batch's are the mean over its tokens, packed or not."""
     experiment = config()
     model = dataclasses.replace(experiment.model, dropout=0.0, num_layers=1)
-    trainer = Trainer(dataclasses.replace(experiment, model=model))
+    trainer = TrainStep(dataclasses.replace(experiment, model=model))
     state, found = trainer.init(), []
     for form, rows in (("single", 10), ("isolated", 6)):
         shape = BatchesConfig(form, length=48, batch_size=rows)
@@ -197,14 +197,14 @@ def test_how_often_to_look_may_change(finished):
 @pytest.mark.parametrize("number", ["loss", "parameter_norm"])
 def test_what_is_not_finite_stops_before_it_is_saved(tmp_path, make_dataset, monkeypatch, number):
     dataset = make_dataset(form="single", batches=7, batch_size=BATCH, length=48)
-    step = Trainer._step
+    step = TrainStep._step
 
     def poisoned(self, state, batch):
         state, metrics = step(self, state, batch)
         bad = state["step"] >= 5
         return state, {**metrics, number: jax.numpy.where(bad, jax.numpy.nan, metrics[number])}
 
-    monkeypatch.setattr(Trainer, "_step", poisoned)
+    monkeypatch.setattr(TrainStep, "_step", poisoned)
     with pytest.raises(InputError) as error:
         train(config(checkpoint_every=2), dataset, tmp_path / "run")
     for words in ("step 5", "nan", "last good checkpoint is of step 4", "learning_rate", "0.003"):
@@ -238,7 +238,7 @@ def as_numpy(state):
 
 
 def test_redraw_is_by_step_and_seed_and_leaves_the_parameters():
-    trainer = Trainer(config())
+    trainer = TrainStep(config())
     first = trainer.init()
     parameters, features = as_numpy(first)
     redrawn = trainer.redraw(first)

@@ -25,7 +25,7 @@ from proteinlm.devices.sharding import make_mesh, one_device
 from proteinlm.inference.probing import attention_maps
 from proteinlm.models.attention.base import visible_pairs
 from proteinlm.models.transformer import ProteinLM
-from proteinlm.training.step import Trainer
+from proteinlm.training.step import TrainStep
 
 LENGTH = 16
 
@@ -96,7 +96,7 @@ def test_a_registered_mechanism_runs_forward_and_is_probed():
 
 @pytest.mark.parametrize("mesh", [one_device, make_mesh])
 def test_a_registered_mechanism_trains(mesh):
-    trainer = Trainer(config(), mesh())
+    trainer = TrainStep(config(), mesh())
     state = trainer.init()
     before = np.asarray(nnx.to_pure_dict(state["model"])["blocks"]["value"]["kernel"])
     batch = {"tokens": np.asarray(some_tokens(8, LENGTH), np.uint8), "keys": np.zeros((8, 2), np.uint32)}
