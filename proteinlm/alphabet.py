@@ -1,8 +1,8 @@
-"""Residues and special tokens as ids, and back.
+"""The tokens of the models: amino acids and special tokens, and their ids.
 
-Twenty residues and the five legal letters B Z X O U are distinct tokens; `<pad>` is 0 so that an array of zeros is
-nothing but padding. Lower case (soft masking) is read as upper case, J (leucine or isoleucine, outside UniProt) as X,
-and one trailing * (a stop) is dropped; anything else is refused with its reason.
+The 20 standard residues and the letters B Z X O U are separate tokens. The id of `<pad>` is 0, so that an array of
+zeros is padding. In input files, lower case (soft masking) is read as upper case, J (leucine or isoleucine, not in
+UniProt) is read as X, and one * at the end (a stop codon) is dropped. Any other letter is an error.
 """
 
 import numpy as np
@@ -31,44 +31,47 @@ _UPPER = bytes.maketrans(b"abcdefghijklmnopqrstuvwxyzJ", b"ABCDEFGHIXKLMNOPQRSTU
 
 
 def canonical(sequence: bytes) -> bytes:
-    """Return a sequence as it is stored: upper case, J as X, one trailing * dropped.
+    """Return a sequence in the stored form: upper case, X for J, without one * at the end.
 
     Args:
-        sequence: ASCII letters, one byte a residue.
+        sequence: ASCII letters, one byte for each residue.
 
     Raises:
-        InputError: the sequence is empty or holds a letter outside the alphabet; the message is the reason.
+        InputError: the sequence is empty or has a letter outside the alphabet.
     """
     letters = sequence.translate(_UPPER)
     if letters.endswith(b"*"):
         letters = letters[:-1]
     if not letters:
         raise InputError("the sequence is empty")
+    # Raises if a letter is not in the alphabet.
     encode(letters)
     return letters
 
 
 def encode(sequence: bytes | str) -> np.ndarray:
-    """Turn a canonical sequence into ids, uint8 [L], one a residue, without special tokens.
+    """Return the ids of a canonical sequence of L residues, uint8 [L], without special tokens.
 
     Raises:
-        InputError: a letter is outside the alphabet (a sequence from a file goes through `canonical` first).
+        InputError: a letter is outside the alphabet. (Convert sequences from files with `canonical` first.)
     """
     data = sequence.encode("latin-1", "replace") if isinstance(sequence, str) else sequence
     ids = _ID_OF_BYTE[np.frombuffer(data, np.uint8)]
     if (ids == _NOT_A_RESIDUE).any():
-        place = int(np.argmax(ids == _NOT_A_RESIDUE))
-        raise InputError(f"the letter {chr(data[place])!r} at residue {place + 1} is not an amino acid")
+        index = int(np.argmax(ids == _NOT_A_RESIDUE))
+        raise InputError(f"the letter {chr(data[index])!r} at residue {index + 1} is not an amino acid")
     return ids
 
 
 def decode(tokens: np.ndarray) -> str:
-    """Turn ids [L] into one letter each: residues as themselves, pad -, bos ^, eos $, mask #.
+    """Return the letters of ids [L]: one letter for each residue, - for pad, ^ for bos, $ for eos, # for mask.
 
     Raises:
-        InputError: an id is not a token's.
+        InputError: an id is not that of a token.
     """
     tokens = np.asarray(tokens)
     if tokens.size and (tokens.min() < 0 or tokens.max() >= SIZE):
-        raise InputError(f"token ids go from 0 to {SIZE - 1}; found {int(tokens.min())} to {int(tokens.max())}")
+        raise InputError(
+            f"token ids are from 0 to {SIZE - 1}, but the array has {int(tokens.min())} to {int(tokens.max())}"
+        )
     return _BYTE_OF_ID[tokens].tobytes().decode("ascii")

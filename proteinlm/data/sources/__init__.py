@@ -1,1 +1,1 @@
-"""From files of sequences to records: locations, compression, FASTA and UniProtKB flat files, releases."""
+"""Reading protein records from files: locations, compression, FASTA, UniProtKB flat files, UniProt releases."""

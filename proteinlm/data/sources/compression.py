@@ -1,4 +1,4 @@
-"""gzip and zstd, told by their first bytes: any number of members one after another, each whole or an error."""
+"""Decompression of gzip and zstd, recognised by the first bytes. A truncated or damaged member is an error."""
 
 import itertools
 import sys
@@ -14,36 +14,42 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-# Text that is unpacked at a time: what bounds the memory that a few bytes of zeros, packed, can ask for.
+# Text that is decompressed at a time. It limits memory: a few compressed bytes can expand to gigabytes of zeros.
 _TEXT_BYTES = 1 << 20
 _OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"PK\x03\x04": "zip"}
 
 
-class _Kind(NamedTuple):
-    """One compression; `start` gives a decompressor with the interface of the standard library's bz2."""
+class _Compression(NamedTuple):
+    """A compression format.
+
+    Attributes:
+        name: name for messages.
+        start: returns a decompressor with the interface of bz2.BZ2Decompressor in the standard library.
+        padded: whether zeros may follow a member.
+    """
 
     name: str
     start: Callable[[], Any]
     padded: bool
 
 
-# tar and tape writers fill the last block of a gzip file with zeros, as gzip(1) expects.
-_GZIP = _Kind("gzip", lambda: igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP), True)
-_ZSTD = _Kind("zstd", zstd.ZstdDecompressor, False)
+# Programs that write tar files or tapes fill the last block of a gzip file with zeros; gzip(1) accepts them.
+_GZIP = _Compression("gzip", lambda: igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP), True)
+_ZSTD = _Compression("zstd", zstd.ZstdDecompressor, False)
 _ERRORS = (igzip_lib.IsalError, zstd.ZstdError)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def decompressed(chunks: Iterator[bytes], name: str, where: Callable[[], str]) -> Iterator[bytes]:
-    """Return the text of gzip or zstd data, and what is neither as it is.
+    """Decompress gzip or zstd data; return other data unchanged.
 
     Args:
         chunks: the bytes, in pieces of any size.
-        name: what messages call the file.
-        where: tells for messages how far the file has been read, as "byte 10 of 20".
+        name: name of the file, for messages.
+        where: returns the position in the file, for messages, such as "byte 10 of 20".
 
     Raises:
-        InputError: at once if the data is compressed otherwise; while reading if it is cut short or damaged.
-            The message says how far it was good.
+        InputError: at once if the data has another compression; while reading if it is truncated or damaged. The
+            message says how many bytes could be read.
     """
     head = b""
     # A pipe may give fewer bytes than the longest magic number.
@@ -51,19 +57,21 @@ def decompressed(chunks: Iterator[bytes], name: str, where: Callable[[], str]) -
         head += more
     for magic, other in _OTHERS.items():
         if head.startswith(magic):
-            raise InputError(f"{name} is compressed with {other}: unpack it first (plain, .gz and .zst are read).")
+            raise InputError(
+                f"{name} is compressed with {other}: decompress it first (plain, .gz and .zst files can be read)."
+            )
     chunks = itertools.chain((head,) if head else (), chunks)
     if head.startswith(b"\x1f\x8b"):
         return _members(chunks, _GZIP, name, where)
-    # The second: a skippable frame, with which pzstd begins.
+    # The second pattern is a skippable frame, which pzstd writes first.
     if head.startswith(b"\x28\xb5\x2f\xfd") or (head[:1] and head[0] >> 4 == 5 and head[1:4] == b"\x2a\x4d\x18"):
         return _members(chunks, _ZSTD, name, where)
     return chunks
 
 
-def _members(chunks: Iterator[bytes], kind: _Kind, name: str, where: Callable[[], str]) -> Iterator[bytes]:
+def _members(chunks: Iterator[bytes], kind: _Compression, name: str, where: Callable[[], str]) -> Iterator[bytes]:
     member = None
-    members = given = 0
+    members = length = 0
     try:
         for chunk in chunks:
             data = chunk
@@ -76,7 +84,7 @@ def _members(chunks: Iterator[bytes], kind: _Kind, name: str, where: Callable[[]
                     members += 1
                 out = member.decompress(data, _TEXT_BYTES)
                 data = b""
-                given += len(out)
+                length += len(out)
                 if out:
                     yield out
                 if member.eof:
@@ -86,14 +94,15 @@ def _members(chunks: Iterator[bytes], kind: _Kind, name: str, where: Callable[[]
     except _ERRORS as error:  # pyright: ignore[reportGeneralTypeIssues]
         if "requires too much memory" in str(error):
             raise InputError(
-                f"{name} was packed by zstd --long with a window of over 128 MiB: unpack it first (zstd -d --long=31)."
+                f"{name} was compressed by zstd --long with a window of over 128 MiB: decompress it first "
+                "(zstd -d --long=31)."
             ) from error
         raise InputError(
-            f"{name} is damaged: its {kind.name} data cannot be read after {given:,} bytes of text, near {where()} "
+            f"{name} is damaged: its {kind.name} data cannot be read after {length:,} bytes of text, near {where()} "
             f"({error}); download it again."
         ) from error
     if member is not None:
         raise InputError(
-            f"{name} is cut short: its {kind.name} data stops in the middle after {given:,} bytes of text, at "
+            f"{name} is cut short: its {kind.name} data ends in the middle after {length:,} bytes of text, at "
             f"{where()}; download it again."
         )

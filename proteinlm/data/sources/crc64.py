@@ -1,9 +1,10 @@
-"""The CRC-64 of UniProt's SQ lines (ISO 3309: x^64 + x^4 + x^3 + x + 1, reflected, start 0), many at a time.
+"""CRC-64 checksums of many sequences at once, as in UniProt's SQ lines.
 
-A CRC that starts at 0 is linear over GF(2). So a sequence is cut into pieces, every piece is looked up byte
-by byte in tables that know how far each byte is from the piece's end, and the pieces are moved to their
-places by further tables; all of it is NumPy over all sequences of a block. Zero bytes in front change
-nothing, which is what lets pieces align.
+The CRC is that of ISO 3309: x^64 + x^4 + x^3 + x + 1, reflected, initial value 0. Such a CRC is linear over GF(2), so
+that NumPy computes it for all sequences of a block in three steps: cut each sequence into pieces of 64 bytes; compute
+the CRC of each piece by one table for each byte position; shift each CRC to the position of its piece by further
+tables, and combine the pieces with XOR. Zero bytes in front of a sequence do not change its CRC, so that the first
+piece is padded with zeros.
 """
 
 import functools
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 _POLYNOMIAL = np.uint64(0xD800000000000000)
-# Bytes a piece: its 64 tables (128 KiB) stay in the second level cache.
+# Bytes in a piece. The 64 tables of a piece (128 KiB) stay in the second-level cache.
 _PIECE = 64
 _ZEROS = bytes(_PIECE)
 
@@ -33,7 +34,7 @@ def _append_zero(crc: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _piece_tables() -> np.ndarray:
-    """Tables [piece, 256]: the CRC of a byte followed by the rest of a piece of zeros."""
+    """Return tables [64, 256]: for each position in a piece, the CRC of a byte and the zeros after it."""
     tables = [_BYTE_TABLE]
     for _ in range(_PIECE - 1):
         tables.append(_append_zero(tables[-1]))
@@ -42,7 +43,7 @@ def _piece_tables() -> np.ndarray:
 
 @functools.cache
 def _move_tables(power: int) -> np.ndarray:
-    """Tables [8, 256]: what 2**power pieces of zeros after it make of each byte of a CRC."""
+    """Return tables [8, 256]: for each byte of a CRC, the CRC after 2**power further pieces of zeros."""
     if power:
         half = _move_tables(power - 1)
         return _move(half, half.reshape(-1)).reshape(8, 256)
@@ -53,7 +54,7 @@ def _move_tables(power: int) -> np.ndarray:
 
 
 def _move(tables: np.ndarray, crc: np.ndarray) -> np.ndarray:
-    """Apply move tables [8, 256] to CRCs [n]."""
+    """Apply tables [8, 256] of `_move_tables` to CRCs [n]."""
     parts = np.ascontiguousarray(crc.astype("<u8")).view(np.uint8).reshape(-1, 8)
     moved = tables[0][parts[:, 0]]
     for index in range(1, 8):
@@ -62,9 +63,9 @@ def _move(tables: np.ndarray, crc: np.ndarray) -> np.ndarray:
 
 
 def crc64(sequences: Sequence[bytes]) -> np.ndarray:
-    """Return the CRC-64 of each sequence, uint64 [n]; 0 for an empty one.
+    """Return the CRC-64 of each sequence, uint64 [n]; 0 for an empty sequence.
 
-    UniProt writes the same number as 16 hexadecimal digits: IHATEMATH gives E3DCADD69B01ADD1.
+    UniProt writes this number as 16 hexadecimal digits: that of IHATEMATH is E3DCADD69B01ADD1.
     """
     if not sequences:
         return np.zeros(0, np.uint64)
@@ -80,7 +81,7 @@ def crc64(sequences: Sequence[bytes]) -> np.ndarray:
     for column in range(1, _PIECE):
         crc ^= tables[column][matrix[:, column]]
     ends = np.cumsum(pieces)
-    # How many pieces follow each one inside its own sequence: that far it must move.
+    # The number of pieces that follow each piece in its sequence: the distance by which its CRC is shifted.
     behind = np.repeat(ends, pieces) - 1 - np.arange(len(matrix))
     for power in range(int(behind.max()).bit_length()):
         chosen = np.flatnonzero((behind >> power) & 1)

@@ -1,12 +1,12 @@
-"""The identity of a sequence: the MD5 digest of its letters."""
+"""MD5 digests of sequences, by which copies of a sequence are recognised."""
 
 import hashlib
 
 
 def digest(sequence: bytes) -> bytes:
-    """Return the identity of a canonical sequence: MD5 of its letters, 16 bytes.
+    """Return the MD5 digest of a canonical sequence, 16 bytes.
 
-    MD5 because UniParc and Pfam-A.regions carry it, so that a published manifest joins to them. It guards
-    nothing.
+    UniParc and Pfam-A.regions have the same digest, so that a published manifest can be joined with them. MD5 serves
+    for identification here, not for security.
     """
     return hashlib.md5(sequence, usedforsecurity=False).digest()

@@ -1,4 +1,4 @@
-"""Where sources are: files here, gs:// and s3:// through fsspec, members of tar archives, patterns of names."""
+"""Locations of input files: local paths, URLs (gs://, s3://) by fsspec, members of tar archives, and glob patterns."""
 
 import errno
 import glob
@@ -16,7 +16,7 @@ from proteinlm.output.files import is_unicode
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _PATTERN = re.compile(r"[*?\[]")
-# What file systems say of a file's version: gcsfs, s3fs, http, memory and others.
+# Keys under which fsspec's file systems (gcsfs, s3fs, http, memory and others) give the version of a file.
 _VERSIONS = ("generation", "md5Hash", "ETag", "etag", "LastModified", "mtime", "created")
 _REMOTE_BLOCK = 8 << 20
 _PIECE = 1 << 20
@@ -24,21 +24,26 @@ _SHOWN = 8
 
 
 class Location:
-    """One file that can be read from its beginning.
+    """One input file, local or remote.
 
     Attributes:
-        name: as given, without what means nothing (./, //, file://).
-        size: bytes where it is stored.
-        member: the file in the tar archive that is meant, None if `name` is no `tar://MEMBER::ARCHIVE`.
-        identity: equal for the same file under two names, as far as its file system tells.
-        stamp: for JSON; another one when the file has changed, as far as its file system tells.
+        name: the name without redundant parts (./, //, file://).
+        size: size in bytes where the file is stored, compressed if it is compressed; of an archive, the whole archive.
+        member: the member of the tar archive if the name is `tar://MEMBER::ARCHIVE`, else None.
+        identity: equal for two names of the same file, as far as the file system shows.
+        stamp: size and version for JSON; differs after the file has changed, as far as the file system shows.
+
+    Raises:
+        InputError: the file cannot be read, is a folder, or its name is not UTF-8.
     """
 
     def __init__(self, name: str | os.PathLike):
         name = os.fspath(name)
         if not is_unicode(name):
-            # The dataset's provenance names its sources, in UTF-8.
-            raise InputError(f"{name!r} is no name in UTF-8: rename the file, or make a link with another name to it.")
+            # provenance.json contains the names of the sources in UTF-8.
+            raise InputError(
+                f"the name {name!r} is not UTF-8: rename the file, or make a link to it with another name."
+            )
         self.member: str | None = None
         if name.startswith("tar://"):
             self.member, _, name = name[6:].partition("::")
@@ -55,10 +60,10 @@ class Location:
             self.name, self.identity = f"tar://{self.member}::{name}", (self.identity, self.member)
 
     def open(self) -> IO[bytes]:
-        """Open the file, the whole archive if it is a member's.
+        """Open the file in binary mode; for a member of an archive, open the archive.
 
         Raises:
-            OSError: it cannot be opened or, later, read.
+            OSError: the file cannot be opened or, later, read.
         """
         if self._system is None:
             return open(self._path, "rb")
@@ -71,31 +76,33 @@ class Location:
         except Exception as error:
             raise _unreadable(name, error) from error
         if info["type"] == "directory":
-            raise InputError(f"{name} is a folder: name the files in it ({name.rstrip('/')}/*.gz takes them all).")
+            raise InputError(
+                f"{name} is a folder: name the files in it ({name.rstrip('/')}/*.gz means all files that end in .gz)."
+            )
         if info.get("size") is None:
-            raise InputError(f"{name}: its server does not tell how long it is; download it first.")
+            raise InputError(f"{name}: the server does not give the size of the file; download the file first.")
         size = int(info["size"])
         return path, size, self._system.unstrip_protocol(path), [size, *(str(info[k]) for k in _VERSIONS if k in info)]
 
 
 def is_remote(name: str | os.PathLike) -> bool:
-    """Tell whether a name is a URL that fsspec must open: gs://, s3://, memory:// ..., but not file://."""
-    found = _SCHEME.match(os.fspath(name))
-    return bool(found) and found[1].lower() not in ("file", "local", "tar")
+    """Return whether a name is a URL for fsspec (gs://, s3://, memory:// and others, but not file:// and tar://)."""
+    scheme = _SCHEME.match(os.fspath(name))
+    return bool(scheme) and scheme[1].lower() not in ("file", "local", "tar")
 
 
 def expand(names: Sequence[str | os.PathLike]) -> list[str]:
-    """Return the names with every pattern (*, ?, [...], ** for any depth) replaced by the files it matches, sorted.
+    """Replace each pattern (*, ?, [...], ** for any depth) by the files that it matches, sorted; keep other names.
 
-    A local file whose name happens to be a pattern is meant literally; in http:// URLs a ? is no pattern.
+    A name is not a pattern if a local file has exactly this name, or if it is a http:// or https:// URL.
 
     Raises:
         InputError: a pattern matches no file.
     """
-    found: list[str] = []
+    expanded: list[str] = []
     for name in [os.fspath(name) for name in names]:
         if name.startswith("tar://") or name.lower().startswith(("http://", "https://")) or not _PATTERN.search(name):
-            found.append(name)
+            expanded.append(name)
         elif is_remote(name):
             system, path = _system_of(name)
             try:
@@ -103,43 +110,43 @@ def expand(names: Sequence[str | os.PathLike]) -> list[str]:
             except Exception as error:
                 raise _unreadable(name, error) from error
             matches = [match for match in matches if "**" not in name or matches[match]["type"] != "directory"]
-            found += _some(sorted(map(system.unstrip_protocol, matches)), name)
+            expanded += _not_empty(sorted(map(system.unstrip_protocol, matches)), name)
         elif os.path.lexists(_local(name)):
-            found.append(name)
+            expanded.append(name)
         else:
             matches = glob.glob(_local(name), recursive=True)
-            # ** matches the folders on its way as well; any other pattern that meets a folder is a mistake to tell.
+            # ** also matches folders, which are skipped. A folder that another pattern matches is refused later.
             matches = [match for match in matches if not os.path.isdir(match)] if "**" in name else matches
-            found += _some(sorted(matches), name)
-    return found
+            expanded += _not_empty(sorted(matches), name)
+    return expanded
 
 
-def _some(matches: list[str], pattern: str) -> list[str]:
+def _not_empty(matches: list[str], pattern: str) -> list[str]:
     if not matches:
         raise InputError(f"{pattern} matches no file: check the pattern and the folder.")
     return matches
 
 
 def _local(name: str) -> str:
-    found = _SCHEME.match(name)
-    if not found or found[1].lower() not in ("file", "local"):
+    scheme = _SCHEME.match(name)
+    if not scheme or scheme[1].lower() not in ("file", "local"):
         return name
-    return name[found.end() :] or "/"
+    return name[scheme.end() :] or "/"
 
 
 def _find_local(name: str) -> tuple[int, Hashable, list]:
     try:
-        found = os.stat(name)
+        status = os.stat(name)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{name} cannot be read ({reason}): check the name.") from error
-    if stat.S_ISDIR(found.st_mode):
-        raise InputError(f"{name} is a folder: name the files in it ('{name}/*.gz' takes all that end so).")
-    return found.st_size, (found.st_dev, found.st_ino), [found.st_size, found.st_mtime_ns]
+    if stat.S_ISDIR(status.st_mode):
+        raise InputError(f"{name} is a folder: name the files in it ('{name}/*.gz' means all files that end in .gz).")
+    return status.st_size, (status.st_dev, status.st_ino), [status.st_size, status.st_mtime_ns]
 
 
 def _system_of(name: str) -> tuple[Any, str]:
-    # Imported here: most runs read local files.
+    # Imported here because most runs read only local files.
     import fsspec
 
     try:
@@ -153,22 +160,22 @@ def _system_of(name: str) -> tuple[Any, str]:
 
 
 def _unreadable(name: str, error: Exception) -> InputError:
-    # Each cloud's library has exceptions of its own; all of them mean the same here.
+    # Each cloud library has its own exceptions; all of them have the same meaning here.
     reason = f"{type(error).__name__}: {error}".rstrip(": ")
-    return InputError(f"{name} cannot be read ({reason}): check the name and that you may read it.")
+    return InputError(f"{name} cannot be read ({reason}): check the name and your permission to read it.")
 
 
 class _Remote(io.RawIOBase):
-    """A remote file, read in order; whatever goes wrong is an OSError."""
+    """A remote file, read in order. Every failure is raised as an OSError."""
 
     def __init__(self, system: Any, path: str):
-        self._file = self._told(lambda: system.open(path, "rb", block_size=_REMOTE_BLOCK))
+        self._file = self._as_os_error(lambda: system.open(path, "rb", block_size=_REMOTE_BLOCK))
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self._told(lambda: self._file.read(len(buffer)))
+        data = self._as_os_error(lambda: self._file.read(len(buffer)))
         buffer[: len(data)] = data
         return len(data)
 
@@ -178,15 +185,15 @@ class _Remote(io.RawIOBase):
         super().close()
 
     @staticmethod
-    def _told(act: Any) -> Any:
+    def _as_os_error(action: Any) -> Any:
         try:
-            return act()
+            return action()
         except Exception as error:
             raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
 
 
 class _Pieces:
-    """An iterator of bytes as a file for tarfile, which asks until it has what it needs."""
+    """A file object for tarfile that reads from an iterator of bytes; a read may return fewer bytes than requested."""
 
     def __init__(self, pieces: Iterable[bytes]):
         self._pieces = iter(pieces)
@@ -196,30 +203,30 @@ class _Pieces:
 
 
 def member_of(archive: Iterator[bytes], member: str, name: str) -> Iterator[bytes]:
-    """Yield the content of one file of a tar archive, read as a stream; nothing is written anywhere.
+    """Yield the content of one file of a tar archive. The archive is read as a stream; nothing is written to disk.
 
     Args:
-        archive: the archive's bytes, unpacked.
-        member: its name there, with its folders or without; the first one of that name is taken.
-        name: what messages call the file.
+        archive: the decompressed bytes of the archive.
+        member: name of the file in the archive, with or without its folders; the first match is read.
+        name: name of the archive for messages.
 
     Raises:
-        InputError: it is not there, not a file, or the archive is damaged or cut short.
+        InputError: the archive has no such file, or is damaged or cut short.
     """
-    seen = []
+    names = []
     try:
         with tarfile.open(fileobj=_Pieces(archive), mode="r|", bufsize=_PIECE) as entries:  # pyright: ignore[reportArgumentType, reportCallIssue]
             for entry in entries:
-                seen.append(entry.name)
+                names.append(entry.name)
                 if member.removeprefix("./") not in (entry.name.removeprefix("./"), os.path.basename(entry.name)):
                     continue
                 content = entries.extractfile(entry) if entry.isreg() else None
                 if content is None:
-                    raise InputError(f"{name}: {entry.name} is a folder or a link, no file.")
+                    raise InputError(f"{name}: {entry.name} is a folder or a link, not a file.")
                 while piece := content.read(_PIECE):
                     yield piece
                 return
     except tarfile.TarError as error:
         raise InputError(f"{name}: the archive is damaged or cut short ({error}); download it again.") from error
-    listed = ", ".join(seen[:_SHOWN]) + (", ..." if len(seen) > _SHOWN else "")
-    raise InputError(f"{name}: the archive holds no {member}, but {listed or 'nothing'}.")
+    listed = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    raise InputError(f"{name}: the archive has no file {member}; it has {listed or 'no file'}.")

@@ -1,4 +1,4 @@
-"""Names of records as this program writes them, whatever bytes a file has for them."""
+"""Accessions of records: printable text for any bytes, and the protein of an isoform."""
 
 import string
 
@@ -6,9 +6,9 @@ _PRINTED = (string.ascii_letters + string.digits + string.punctuation).encode()
 
 
 def printed(name: bytes) -> str:
-    r"""Return an accession as text that any terminal, table and file can hold: other bytes than printed ASCII as \xNN.
+    r"""Return an accession as printable ASCII; other bytes, and spaces, become \xNN.
 
-    Sources and tables of families write them alike, so that they are joined.
+    Accessions of sources and of family tables are both converted by this function, so that they can be joined.
     """
     if not name.translate(None, _PRINTED):
         return name.decode("ascii")
@@ -22,5 +22,5 @@ def protein_of(accession: bytes) -> bytes | None:
 
 
 def all_printed(table: bytes) -> bool:
-    """Tell whether every name of a table, cells separated by tabs, is its own `printed`."""
+    """Return whether `printed` leaves every accession of a table unchanged. Tabs separate the cells of the table."""
     return not table.translate(None, _PRINTED + b" \t\n")

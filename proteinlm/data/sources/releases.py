@@ -1,8 +1,8 @@
-"""UniProt's releases: where their files are, what they must be, and getting them.
+"""UniProt releases: finding their files, downloading them, and checking them.
 
-The layout below the base URL (https://ftp.uniprot.org/pub/databases/uniprot and its mirrors ftp.ebi.ac.uk and
-ftp.expasy.org), as UniProt's help pages and the scripts of others that use it describe it (it could not be visited when
-this was written; a release's own list has the last word on names, sizes and checksums):
+Folders below the base URL (https://ftp.uniprot.org/pub/databases/uniprot and its mirrors ftp.ebi.ac.uk and
+ftp.expasy.org), as described by UniProt's help pages and by other programs. They were not visited when this module was
+written; names, sizes and checksums are read from the list of each release:
 
     current_release/knowledgebase/complete/     RELEASE.metalink, uniprot_{sprot,trembl}.{dat,fasta}.gz
     previous_releases/release-YYYY_MM/knowledgebase/
@@ -10,11 +10,11 @@ this was written; a release's own list has the last word on names, sizes and che
     previous_major_releases/release-YYYY_MM/knowledgebase/
                                                 the same
 
-UniProt keeps the releases of two years, and of older ones the first of each year (help/synchronization: YYYY_01). A
-tar archive of an earlier release holds uniprot_{section}.dat.gz, .fasta.gz and .xml.gz; there is no smaller file, so
-that FASTA costs as much to download. The wanted member is read as a stream out of the archive, which stays as it is.
+UniProt keeps all releases of two years, and the first release of each earlier year (help/synchronization: YYYY_01). The
+tar archive of an earlier release contains uniprot_{section}.dat.gz, .fasta.gz and .xml.gz. There is no smaller file, so
+that the download for FASTA is as large as for the flat file. The needed member is read from the archive as a stream.
 
-RELEASE.metalink (Metalink 3.0) lists each file's size and MD5. MD5 finds damage, not malice: use https.
+RELEASE.metalink (Metalink 3.0) lists the size and MD5 of each file. MD5 detects damage but not an attack: use https.
 """
 
 import os
@@ -42,17 +42,17 @@ ReleaseFormat = Literal["dat", "fasta"]
 
 
 class ReleaseFile(NamedTuple):
-    """One file of a release, as its list describes it.
+    """One file of a release, as described in the list of the release.
 
     Attributes:
         release: YYYY_MM.
         section: sprot (Swiss-Prot) or trembl.
-        name: the file's name.
-        url: where it is.
-        metalink: URL of the list that says so.
-        size: bytes.
-        md5: in hexadecimal.
-        member: the file in it that is wanted, if it is a tar archive.
+        name: name of the file.
+        url: URL of the file.
+        metalink: URL of the list.
+        size: size in bytes.
+        md5: MD5 in hexadecimal.
+        member: the needed member if the file is a tar archive, else None.
     """
 
     release: str
@@ -65,58 +65,59 @@ class ReleaseFile(NamedTuple):
     member: str | None
 
     def source(self, path: Path) -> str:
-        """Return what `sources.SourceFile` is to read when the file is at `path`."""
+        """Return the name for `files.SourceFile` of the file after its download to `path`."""
         return f"tar://{self.member}::{path}" if self.member else str(path)
 
 
 def find_release(
     release: str, sections: Sequence[Section], form: ReleaseFormat = "dat", base_url: str = RELEASE_URL
 ) -> list[ReleaseFile]:
-    """Look a release up: nothing but its list is read.
+    """Find the files of a release in its list. Only the list is downloaded.
 
     Args:
         release: YYYY_MM or "current".
-        sections: which parts of UniProtKB.
-        form: "dat" (the flat file, with families) or "fasta".
-        base_url: http(s):// or file:// of the folder that holds current_release.
+        sections: parts of UniProtKB.
+        form: "dat" (flat file, with families) or "fasta".
+        base_url: http(s):// or file:// URL of the folder that contains current_release.
 
     Raises:
-        InputError: the release is not there, its list cannot be used, or an argument is wrong.
+        InputError: the release is missing, its list cannot be used, or an argument is wrong.
     """
     if release != "current" and not _NUMBER.fullmatch(release):
-        raise InputError(f"the release {release!r} is neither YYYY_MM, as 2019_01, nor current.")
+        raise InputError(f"the release {release!r} is neither YYYY_MM, such as 2019_01, nor current.")
     if not sections:
-        raise InputError("name what is wanted of the release: --section sprot, trembl or both.")
+        raise InputError("give the section of the release: --section sprot, trembl or both.")
     if urllib.parse.urlsplit(base_url).scheme not in ("http", "https", "file"):
-        raise InputError(f"--release-url {base_url} starts with none of https://, http://, file://.")
-    wanted = [f"uniprot_{section}.{form}.gz" for section in dict.fromkeys(sections)]
+        raise InputError(f"--release-url {base_url} must start with https://, http:// or file://.")
+    names = [f"uniprot_{section}.{form}.gz" for section in dict.fromkeys(sections)]
     tried = []
     for folder in _folders(release):
-        place = f"{base_url.rstrip('/')}/{folder}"
-        content = _read(f"{place}/{METALINK}")
-        tried.append(place)
+        url = f"{base_url.rstrip('/')}/{folder}"
+        content = _read(f"{url}/{METALINK}")
+        tried.append(url)
         if content is None:
             continue
-        listed = _Metalink(content, f"{place}/{METALINK}")
+        metalink = _Metalink(content, f"{url}/{METALINK}")
         if folder == _CURRENT:
-            if release in ("current", listed.release):
-                return [listed.file(name, place, None) for name in wanted]
-            tried[-1] += f" (that is {listed.release})"
+            if release in ("current", metalink.release):
+                return [metalink.file(name, url, None) for name in names]
+            tried[-1] += f" (release {metalink.release})"
         else:
-            return [listed.file(_archive(name, release), place, name, release) for name in wanted]
+            return [metalink.file(_archive(name, release), url, name, release) for name in names]
     raise InputError(
-        f"the release {release} is at none of {', '.join(tried)}: UniProt keeps those of two years and the first one "
-        "of each year (YYYY_01)."
+        f"the release {release} is at none of {', '.join(tried)}: UniProt keeps the releases of two years, and the "
+        "first release of each earlier year (YYYY_01)."
     )
 
 
 def fetch_release(files: Sequence[ReleaseFile], folder: Path, console: Console | None = None) -> list[str]:
-    """Bring files of a release into FOLDER/YYYY_MM and return what `sources.SourceFile` is to read.
+    """Download files of a release into FOLDER/YYYY_MM and return their names for `files.SourceFile`.
 
-    What is there already is checked, not asked for again; files of a file:// URL are checked and read where they are.
+    Files that exist in FOLDER/YYYY_MM are checked and not downloaded again. Files of a file:// URL are checked and not
+    copied.
 
     Raises:
-        InputError: see `download`.
+        InputError: as `download`.
     """
     console = console or Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -137,7 +138,7 @@ def fetch_release(files: Sequence[ReleaseFile], folder: Path, console: Console |
 
 
 def provenance(files: Sequence[ReleaseFile], form: ReleaseFormat) -> dict[str, Any]:
-    """Return what a dataset's provenance says of the release that it was made of."""
+    """Return the entry about the release for provenance.json."""
     return {
         "release": files[0].release,
         "sections": [file.section for file in files],
@@ -149,25 +150,30 @@ def provenance(files: Sequence[ReleaseFile], form: ReleaseFormat) -> dict[str, A
 
 
 def from_arguments(arguments: Any) -> tuple[list[str], dict[str, Any] | None]:
-    """Bring the release that the command line asks for; return its sources and what the provenance says of it.
+    """Download the release given on the command line; return the names of its files and its entry in provenance.json.
 
     Args:
-        arguments: release (None for none), section, format, downloads, release_url, output.
+        arguments: object with release (None without a release), section, format, downloads, release_url, output.
+
+    Raises:
+        InputError: an option is wrong; or as `find_release` and `fetch_release`.
     """
     if arguments.release is None:
         if arguments.section or arguments.downloads:
-            raise InputError("--section and --downloads belong to --release: name the release, as 2019_01 or current.")
+            raise InputError(
+                "--section and --downloads need --release, such as --release 2019_01 or --release current."
+            )
         return [], None
     output = Path(arguments.output)
     folder = arguments.downloads or output.absolute().with_name("uniprot_downloads")
     real = Path(os.path.realpath(folder))
     if not {real, *real.parents}.isdisjoint((Path(os.path.realpath(output)), partial_folder(output))):
         raise InputError(
-            f"the downloads ({folder}) would be in the dataset's folder: name another one with --downloads."
+            f"the downloads ({folder}) would be in the folder of the dataset: give another folder with --downloads."
         )
     if not folder.is_dir() and os.path.lexists(folder):
         raise InputError(
-            f"the downloads ({folder}) need a folder, and this is none: name another one with --downloads."
+            f"{folder} is not a folder and cannot hold the downloads: give another folder with --downloads."
         )
     files = find_release(arguments.release, arguments.section, arguments.format, arguments.release_url)
     return fetch_release(files, folder), provenance(files, arguments.format)
@@ -202,31 +208,31 @@ def _read(url: str) -> bytes | None:
 
 
 class _Metalink:
-    """A release's list of files."""
+    """The list of files of a release."""
 
     def __init__(self, content: bytes, url: str):
         self.url = url
         try:
             self._root = ET.fromstring(content)
         except ET.ParseError as error:
-            raise InputError(f"{url} is no Metalink file ({error}): check --release-url.") from error
+            raise InputError(f"{url} is not a Metalink file ({error}): check --release-url.") from error
         version = self._root.find("{*}version")
         self.release = (version.text or "").strip() if version is not None else ""
-        # It becomes the name of a folder.
+        # The release becomes the name of a folder.
         if not _NUMBER.fullmatch(self.release):
-            raise InputError(f"{url} names no release (version {self.release!r}): check --release-url.")
+            raise InputError(f"{url} does not name a release (version {self.release!r}): check --release-url.")
 
-    def file(self, name: str, place: str, member: str | None, release: str | None = None) -> ReleaseFile:
-        """Return what the list says of one file; `release` is the number that it must have."""
+    def file(self, name: str, folder_url: str, member: str | None, release: str | None = None) -> ReleaseFile:
+        """Return the entry of one file. If `release` is given, the list must be of this release."""
         if release not in (None, self.release):
             raise InputError(f"{self.url} is the list of release {self.release}, not of {release}: try another mirror.")
-        found = [entry for entry in self._root.iterfind(".//{*}file") if entry.get("name") == name]
-        size = found[0].findtext("{*}size", "").strip() if found else ""
-        hashes = [entry for one in found for entry in one.iterfind(".//{*}hash") if entry.get("type") == "md5"]
+        entries = [entry for entry in self._root.iterfind(".//{*}file") if entry.get("name") == name]
+        size = entries[0].findtext("{*}size", "").strip() if entries else ""
+        hashes = [child for entry in entries for child in entry.iterfind(".//{*}hash") if child.get("type") == "md5"]
         md5 = (hashes[0].text or "").strip().lower() if hashes else ""
         if not size.isdecimal() or not re.fullmatch(r"[0-9a-f]{32}", md5):
             raise InputError(
-                f"{self.url} does not list {name} with size and MD5: download it by hand and name it as a source."
+                f"{self.url} does not list {name} with size and MD5: download the file and give it as a source."
             )
         section = name.removeprefix("uniprot_").split(".")[0].split("-")[0]
-        return ReleaseFile(self.release, section, name, f"{place}/{name}", self.url, int(size), md5, member)
+        return ReleaseFile(self.release, section, name, f"{folder_url}/{name}", self.url, int(size), md5, member)

@@ -1,8 +1,8 @@
-"""Records on disk between the steps of ingest: columns, in buckets by the first bytes of the digest.
+"""Records on disk between the steps of an ingest, as columns, in buckets by the first bits of the digest.
 
-A file is a row of chunks; a chunk is a header (number of records, number of their source, bytes of each column) and
-its columns, one after another. Each worker process has its own file in each bucket, so that none waits for another,
-and in each file sources are in order. All of it is scratch of one ingest and one machine.
+A file is a sequence of chunks. A chunk is a header (number of records, number of their source, size of each column in
+bytes) and the columns. Each worker process writes its own file in each bucket, so that processes do not wait for each
+other; in each file the sources are in order. All files are scratch files of one ingest on one machine.
 """
 
 import os
@@ -22,7 +22,7 @@ _HEADER = struct.Struct("<8Q")
 
 
 def bucket_folder(work: Path, bucket: int) -> Path:
-    """Return the folder of one bucket's files."""
+    """Return the folder with the files of a bucket."""
     return work / "spill" / f"{bucket:05d}"
 
 
@@ -34,10 +34,10 @@ class Columns:
         digests: uint8 [n, 16].
         lengths: uint32 [n].
         reviewed: uint8 [n].
-        taxa: int32 [n], -1 for none.
-        accessions: n names, ASCII.
-        families: n texts: PF ids joined by `;`.
-        sequences: all letters, one after another.
+        taxa: int32 [n]; -1 without a taxon.
+        accessions: n accessions, ASCII.
+        families: n texts: Pfam ids joined by `;`.
+        sequences: the letters of all sequences, concatenated.
     """
 
     digests: np.ndarray
@@ -53,14 +53,14 @@ class Columns:
 
 
 def columns(records: Sequence[Record], families: Sequence[bytes]) -> tuple[Columns, list[bytes]]:
-    """Turn records into columns (without `sequences`) and their sequences, with the digests computed.
+    """Return records as columns, with their digests and an empty `sequences`, and the list of their sequences.
 
     Args:
-        records: at least one.
-        families: of each record, joined by `;`: those of the record itself and those that a table adds.
+        records: at least one record.
+        families: families of each record, joined by `;`: those of the record and those of tables.
     """
     accessions, sequences, _, reviewed, taxa = zip(*records, strict=True)
-    made = Columns(
+    table = Columns(
         np.frombuffer(b"".join(map(digest, sequences)), np.uint8).reshape(-1, 16),
         np.fromiter(map(len, sequences), np.uint32, len(sequences)),
         np.array(reviewed, np.uint8),
@@ -69,19 +69,22 @@ def columns(records: Sequence[Record], families: Sequence[bytes]) -> tuple[Colum
         list(families),
         b"",
     )
-    return made, list(sequences)
+    return table, list(sequences)
 
 
 def numbers(digests: np.ndarray) -> np.ndarray:
-    """Return digests uint8 [n, 16] as numbers uint64 [n, 2], whose order is that of the digests."""
+    """Return digests uint8 [n, 16] as numbers uint64 [n, 2] (big endian), which have the same order."""
     return np.ascontiguousarray(digests).view(">u8").astype(np.uint64)
 
 
 def distinct(digests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows in the order of their digests, and the places in that order at which another digest begins.
+    """Sort digests and find the distinct ones.
 
     Args:
         digests: uint8 [n, 16].
+
+    Returns:
+        The rows in the order of their digests, int64 [n], and the indices in this order at which a new digest begins.
     """
     keys = numbers(digests)
     order = np.lexsort((keys[:, 1], keys[:, 0]))
@@ -92,7 +95,7 @@ def distinct(digests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def sequences_of(columns: Columns, rows: np.ndarray) -> list[bytes]:
-    """Return the letters of some rows."""
+    """Return the sequences of the given rows."""
     ends = np.cumsum(columns.lengths, dtype=np.int64)[rows].tolist()
     return [
         columns.sequences[end - length : end] for end, length in zip(ends, columns.lengths[rows].tolist(), strict=True)
@@ -100,39 +103,41 @@ def sequences_of(columns: Columns, rows: np.ndarray) -> list[bytes]:
 
 
 def bucket_codes(high: np.ndarray, num_buckets: int) -> np.ndarray:
-    """Return the bucket of each digest, int64 [n]; bucket b of B (a power of 2) has [b/B, (b+1)/B).
+    """Return the bucket of each digest, int64 [n].
+
+    Bucket b of B contains the digests in [b/B, (b+1)/B), read as numbers in [0, 1).
 
     Args:
         high: uint64 [n], the first halves of the digests (see `numbers`).
-        num_buckets: B.
+        num_buckets: B, a power of two.
     """
     bits = num_buckets.bit_length() - 1
     return (high >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(high), np.int64)
 
 
 def packed(records: Columns, sequences: list[bytes], num_buckets: int, source: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Yield each bucket that records of source number `source` belong to, and the chunk for its file."""
+    """Yield, for records of source number `source`, each bucket and the chunk with its records."""
     codes = bucket_codes(numbers(records.digests)[:, 0], num_buckets)
     order = np.argsort(codes, kind="stable")
     edges = np.searchsorted(codes[order], np.arange(num_buckets + 1))
     for bucket in np.flatnonzero(np.diff(edges)).tolist():
-        chosen = order[edges[bucket] : edges[bucket + 1]]
-        picked = chosen.tolist()
+        rows = order[edges[bucket] : edges[bucket + 1]]
+        indices = rows.tolist()
         parts = (
-            records.digests[chosen].tobytes(),
-            records.lengths[chosen].astype("<u4").tobytes(),
-            records.reviewed[chosen].tobytes(),
-            records.taxa[chosen].astype("<i4").tobytes(),
-            b"\n".join([records.accessions[i] for i in picked]),
-            b"\n".join([records.families[i] for i in picked]),
-            b"".join([sequences[i] for i in picked]),
+            records.digests[rows].tobytes(),
+            records.lengths[rows].astype("<u4").tobytes(),
+            records.reviewed[rows].tobytes(),
+            records.taxa[rows].astype("<i4").tobytes(),
+            b"\n".join([records.accessions[i] for i in indices]),
+            b"\n".join([records.families[i] for i in indices]),
+            b"".join([sequences[i] for i in indices]),
         )
-        header = _HEADER.pack(len(picked), source, *(len(part) for part in parts[1:]))
+        header = _HEADER.pack(len(indices), source, *(len(part) for part in parts[1:]))
         yield bucket, header + b"".join(parts)
 
 
 def spill(records: Columns, sequences: list[bytes], work: Path, num_buckets: int, writer: str, source: int = 0) -> None:
-    """Append records of source number `source` to the files of their buckets."""
+    """Append records of source number `source` to the files of their buckets; `writer` is the name of the files."""
     for bucket, chunk in packed(records, sequences, num_buckets, source):
         with open(bucket_folder(work, bucket) / writer, "ab") as handle:
             handle.write(chunk)
@@ -146,7 +151,7 @@ def _chunks(path: Path) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def read_bucket(work: Path, bucket: int) -> Columns:
-    """Read all records of a bucket; their order is no particular one."""
+    """Read all records of a bucket, in no particular order."""
     parts: list[list[bytes]] = [[] for _ in range(7)]
     for path in sorted(bucket_folder(work, bucket).iterdir()):
         for _, chunk in _chunks(path):
@@ -166,7 +171,7 @@ def read_bucket(work: Path, bucket: int) -> Columns:
 
 
 def cut_bucket(work: Path, bucket: int, source: int) -> None:
-    """Take the records of source number `source` and of later ones out of a bucket, and a chunk that is not whole."""
+    """Remove from a bucket the records of source number `source` and later sources, and an incomplete chunk."""
     folder = bucket_folder(work, bucket)
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
@@ -176,7 +181,7 @@ def cut_bucket(work: Path, bucket: int, source: int) -> None:
             while len(header := handle.read(_HEADER.size)) == _HEADER.size:
                 count, number, *sizes = _HEADER.unpack(header)
                 stop = end + _HEADER.size + 16 * count + sum(sizes)
-                # No chunk is without records: after a power cut there may be zeros.
+                # Every chunk has records; after a power failure there may be zeros instead.
                 if not count or number >= source or stop > size:
                     break
                 end = handle.seek(stop)
@@ -184,5 +189,5 @@ def cut_bucket(work: Path, bucket: int, source: int) -> None:
 
 
 def drop_bucket(work: Path, bucket: int) -> None:
-    """Give a bucket's disk space back."""
+    """Delete the files of a bucket."""
     shutil.rmtree(bucket_folder(work, bucket), ignore_errors=True)

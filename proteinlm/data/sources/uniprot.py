@@ -1,4 +1,4 @@
-"""UniProtKB flat files and FASTA -> records, as bytes; of a flat entry only ID, AC, OX, DR Pfam and SQ."""
+"""Parsing of FASTA and UniProtKB flat files into records. Of a flat entry, ID, AC, OX, DR Pfam and SQ are read."""
 
 import os
 import re
@@ -18,11 +18,11 @@ class Record(NamedTuple):
     """One protein.
 
     Attributes:
-        accession: the primary one; an isoform keeps its suffix (P12345-2).
+        accession: primary accession; that of an isoform has a suffix (P12345-2).
         sequence: canonical letters, ASCII (see `alphabet.canonical`).
-        families: Pfam ids from DR lines, sorted, each once; empty for FASTA.
-        reviewed: Swiss-Prot.
-        taxon: NCBI taxonomy id, None when the record has none.
+        families: Pfam ids of the DR lines, sorted, each once; empty for FASTA.
+        reviewed: whether the record is from Swiss-Prot.
+        taxon: NCBI taxonomy id; None if the record has none.
     """
 
     accession: str
@@ -33,13 +33,13 @@ class Record(NamedTuple):
 
 
 class Reject(NamedTuple):
-    """One record that was not taken.
+    """One rejected record.
 
     Attributes:
-        number: of the record within its block or file, from 1.
-        accession: as far as it could be read.
-        reason: a class of reasons, to be counted.
-        detail: what exactly.
+        number: number of the record in its block or file, from 1.
+        accession: the accession, as far as it could be read.
+        reason: one of the reasons below; rejects are counted by reason.
+        detail: details of this record.
     """
 
     number: int
@@ -49,7 +49,7 @@ class Reject(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """A block's records and rejects, in order, and how many records it held in all."""
+    """Records and rejects of a block, in order, and the number of both together."""
 
     records: list[Record]
     rejects: list[Reject]
@@ -74,34 +74,34 @@ _AC = re.compile(rb"AC   (\w+)(?:;|\n)")
 _OX = re.compile(rb"OX   NCBI_TaxID=(\d{1,9})\b")
 _DR_PFAM = re.compile(rb"DR   ....; *(PF\d{5}) *[;\n]")
 _SQ = re.compile(rb"SQ   SEQUENCE[ \t]+(\d{1,9}) AA;(?:(?: +\d+ MW; +|.*?)([0-9A-Fa-f]{16}) CRC64)?")
-# Larger ones would not fit the manifest's int32; NCBI is at 3.5 million.
+# Larger ids do not fit into the int32 of the manifest; NCBI has 3.5 million taxa.
 _TAXON_LIMIT = 1 << 31
 
 
 def read_records(path: str | os.PathLike) -> Iterator[Record]:
-    """Yield the good records of one file, in its order; `parse` tells about the others as well.
+    """Yield the usable records of one file, in order. (`parse` also returns the rejects.)
 
     Raises:
-        InputError: the file as a whole is wrong (see `SourceFile`), or it holds not one good record.
+        InputError: the file cannot be read as FASTA or flat file (see `SourceFile`), or has no usable record.
     """
-    found = False
+    empty = True
     first: Reject | None = None
     for block in SourceFile(path).blocks():
         parsed = parse(block)
         first = first or next(iter(parsed.rejects), None)
         for record in parsed.records:
-            found = True
+            empty = False
             yield record
-    if not found:
+    if empty:
         why = f"; the first one: {first.reason} ({first.detail})" if first else ""
-        raise InputError(f"{path} holds no usable record{why}.")
+        raise InputError(f"{path} has no usable record{why}.")
 
 
 def first_record(path: str | os.PathLike) -> Record:
     """Return the first record of a file.
 
     Raises:
-        InputError: the file as a whole is wrong, or just this record; another one is never taken in its place.
+        InputError: the file cannot be read, or its first record is rejected; the next record is not returned instead.
     """
     for block in SourceFile(path).blocks():
         parsed = parse(block)
@@ -110,11 +110,11 @@ def first_record(path: str | os.PathLike) -> Record:
             raise InputError(f"{path}: its first record, {first.accession}: {first.reason} ({first.detail}).")
         if parsed.records:
             return parsed.records[0]
-    raise InputError(f"{path} holds no record.")
+    raise InputError(f"{path} has no record.")
 
 
 def parse(block: TextBlock) -> Parsed:
-    """Parse a block of whole records; what is wrong with one of them is a reject, never an error."""
+    """Parse a block of whole records. A wrong record becomes a reject, not an error."""
     return _parse_fasta(block.data) if block.format == "fasta" else _parse_flat(block)
 
 
@@ -125,7 +125,7 @@ def _parse_fasta(data: bytes) -> Parsed:
         header, _, body = piece.partition(b"\n")
         name, reviewed = _fasta_name(header)
         letters = body.translate(None, _SPACES)
-        # Whatever is left after all residues are taken away needs a closer look; so does an empty sequence.
+        # A sequence with other letters than residues, or without letters, is checked letter by letter.
         if not letters or letters.translate(None, _RESIDUES):
             letters = _canonical(letters, number, name, rejects)
             if letters is None:
@@ -138,7 +138,7 @@ def _parse_fasta(data: bytes) -> Parsed:
 
 
 def _fasta_name(header: bytes) -> tuple[str, bool]:
-    """Return the accession (of sp|P12345|NAME, UniRef50_P12345, a plain name), and if it is Swiss-Prot's."""
+    """Return the accession of a FASTA header (sp|P12345|NAME, UniRef50_P12345, any name), and if it is reviewed."""
     words = header.split(None, 1)
     if not words:
         return "", False
@@ -148,18 +148,18 @@ def _fasta_name(header: bytes) -> tuple[str, bool]:
         reviewed = name[:1] == b"s"
         name = name.split(b"|", 2)[1]
     elif name[:6] == b"UniRef" and (cluster := _UNIREF.fullmatch(name)):
-        # A cluster is named after one member; its sequence is that member's.
+        # The name of a cluster contains the accession of one member, whose sequence is given.
         name = cluster[1]
     return printed(name), reviewed
 
 
 def _taxon(header: bytes) -> int | None:
-    # UniProt's own first: a pattern that starts with a choice of words is tried at every letter.
+    # UniProt's pattern is tried first, because a pattern that starts with alternatives is slower.
     return _number(_UNIPROT_OX.search(header) or _TAXON.search(header))
 
 
-def _number(found: re.Match[bytes] | None) -> int | None:
-    taxon = int(found[1]) if found else _TAXON_LIMIT
+def _number(match: re.Match[bytes] | None) -> int | None:
+    taxon = int(match[1]) if match else _TAXON_LIMIT
     return taxon if taxon < _TAXON_LIMIT else None
 
 
@@ -175,7 +175,7 @@ def _canonical(letters: bytes, number: int, name: str, rejects: list[Reject]) ->
 
 
 class _Entry(NamedTuple):
-    """A flat entry that waits for its checksum."""
+    """A flat entry before its checksum is checked."""
 
     number: int
     accession: str
@@ -187,13 +187,16 @@ class _Entry(NamedTuple):
     finished: bool
 
 
-class _Place(NamedTuple):
-    """Where an entry's lines are: offsets into the block, -1 for a line that it has not.
+class _Offsets(NamedTuple):
+    """Offsets in the block of the lines of one flat entry; -1 for a missing line.
 
     Attributes:
-        start, end: of the entry; at `end` is its //, or what follows if `finished` is false.
-        ac, ox, sq: its first lines of that code.
-        pfam: all its DR lines that read Pfam.
+        number: number of the entry in the block, from 1.
+        start: its ID line.
+        end: its // line; if `finished` is false, the next entry or the end of the block.
+        finished: whether it has a // line.
+        ac, ox, sq: its first line of each code.
+        pfam: all its DR Pfam lines.
     """
 
     number: int
@@ -212,32 +215,32 @@ def _code(text: bytes) -> int:
 
 def _parse_flat(block: TextBlock) -> Parsed:
     data = block.data + b"\n\n"
-    places, rejects, number = _places(data, len(block.data))
+    offsets, rejects, number = _find_entries(data, len(block.data))
     entries = []
-    for place in places:
-        found = _read_entry(data, place)
-        if isinstance(found, _Entry):
-            entries.append(found)
+    for entry_offsets in offsets:
+        entry = _read_entry(data, entry_offsets)
+        if isinstance(entry, _Entry):
+            entries.append(entry)
         else:
-            rejects.append(found)
-    return _checked(entries, rejects, number)
+            rejects.append(entry)
+    return _check_checksums(entries, rejects, number)
 
 
-def _places(data: bytes, length: int) -> tuple[Iterator[_Place], list[Reject], int]:
-    """Find all lines of a block at once by their first two letters, and what each entry has of those that matter.
+def _find_entries(data: bytes, length: int) -> tuple[Iterator[_Offsets], list[Reject], int]:
+    """Find the entries of a block and their lines, by the first two letters of all lines at once.
 
-    One pass of NumPy over the bytes costs less than one search of bytes.find per line code, and it cannot mistake text
-    inside a line for a line.
+    One pass of NumPy over the bytes is faster than bytes.find for each line code, and does not mistake text inside a
+    line for the beginning of a line.
 
     Returns:
-        The entries, rejects for what belongs to none, and how many of both there are.
+        The offsets of each entry, rejects for text outside entries, and the number of both together.
     """
     array = np.frombuffer(data, np.uint8)
     starts = np.concatenate(([0], np.flatnonzero(array[:-2] == ord("\n")) + 1))
     codes = array[starts].astype(np.uint16) << 8 | array[starts + 1]
     lines = {name: starts[codes == _code(name)] for name in (b"ID", b"AC", b"OX", b"DR", b"SQ", b"//")}
     pfam = _pfam_lines(array, lines[b"DR"])
-    # An entry begins at an ID line and ends at // or, if that is missing, at the next ID line.
+    # An entry begins at an ID line and ends at its // line or, if // is missing, at the next ID line.
     marks = np.concatenate((lines[b"ID"], lines[b"//"]))
     order = np.argsort(marks, kind="stable")
     marks = np.append(marks[order], length)
@@ -253,36 +256,35 @@ def _places(data: bytes, length: int) -> tuple[Iterator[_Place], list[Reject], i
     rejects = [Reject(n, "", NO_ID, "the entry does not start with an ID line") for n in numbers[strays].tolist()]
     first, last = marks[begins], marks[begins + 1]
 
-    def lookup(where: np.ndarray) -> list[int]:
-        index = np.searchsorted(where, first)
-        found = np.append(where, length)[index]
-        return np.where(found < last, found, -1).tolist()
+    def first_in_each(offsets: np.ndarray) -> list[int]:
+        following = np.append(offsets, length)[np.searchsorted(offsets, first)]
+        return np.where(following < last, following, -1).tolist()
 
     bounds = np.searchsorted(pfam, np.concatenate((first, last))).reshape(2, -1).tolist()
-    pfam_places = pfam.tolist()
-    made = zip(
+    pfam_offsets = pfam.tolist()
+    entries = zip(
         numbers[begins].tolist(), first.tolist(), last.tolist(), is_end[begins + 1].tolist(),
-        lookup(lines[b"AC"]), lookup(lines[b"OX"]), lookup(lines[b"SQ"]),
-        (pfam_places[low:high] for low, high in zip(*bounds, strict=True)), strict=True,
+        first_in_each(lines[b"AC"]), first_in_each(lines[b"OX"]), first_in_each(lines[b"SQ"]),
+        (pfam_offsets[low:high] for low, high in zip(*bounds, strict=True)), strict=True,
     )  # fmt: skip
-    return map(_Place._make, made), rejects, len(both)
+    return map(_Offsets._make, entries), rejects, len(both)
 
 
 def _pfam_lines(array: np.ndarray, lines: np.ndarray) -> np.ndarray:
-    """Keep those DR lines that read `DR   Pfam;`, in whatever case."""
+    """Return the offsets of the DR lines that begin with `DR   Pfam;` (in any case)."""
     lines = lines[lines + 10 <= len(array)]
     for offset, letter in enumerate(b"pfam", 5):
         lines = lines[array[lines + offset] | 0x20 == letter]
     return lines[array[lines + 9] == ord(";")]
 
 
-def _line(data: bytes, place: int) -> bytes:
-    return data[place : data.find(b"\n", place)] if place >= 0 else b""
+def _line(data: bytes, offset: int) -> bytes:
+    return data[offset : data.find(b"\n", offset)] if offset >= 0 else b""
 
 
-def _read_entry(data: bytes, place: _Place) -> _Entry | Reject:
-    number, start, end, finished, ac, ox, sq, pfam = place
-    # The first AC line's first word: later AC lines go on with secondary accessions.
+def _read_entry(data: bytes, offsets: _Offsets) -> _Entry | Reject:
+    number, start, end, finished, ac, ox, sq, pfam = offsets
+    # The primary accession is the first word of the first AC line; secondary accessions follow.
     usual = _AC.match(data, ac) if ac >= 0 else None
     if usual:
         accession = usual[1].decode("ascii")
@@ -291,41 +293,41 @@ def _read_entry(data: bytes, place: _Place) -> _Entry | Reject:
         accession = printed(name)
         if name.split() != [name]:
             return Reject(number, accession, NO_NAME, "the entry has no AC line with an accession")
-    said = _SQ.match(data, sq) if sq >= 0 else None
-    # A checksum that cannot be read is not the same as none.
-    if said is None or (said[2] is None and b"CRC64" in _line(data, sq)):
+    header = _SQ.match(data, sq) if sq >= 0 else None
+    # A checksum that cannot be read is not the same as a missing one.
+    if header is None or (header[2] is None and b"CRC64" in _line(data, sq)):
         line = _line(data, sq)
         detail = f"SQ line reads {line[:60].decode('ascii', 'backslashreplace')!r}" if line else "SQ line missing"
         return Reject(number, accession, NO_SQ if finished else UNFINISHED, detail)
-    letters = data[data.find(b"\n", said.end()) : end].translate(None, _SPACES)
-    length = int(said[1])
+    letters = data[data.find(b"\n", header.end()) : end].translate(None, _SPACES)
+    length = int(header[1])
     if len(letters) != length:
         detail = f"{len(letters)} residues, the SQ line says {length}"
         return Reject(number, accession, LENGTH if finished else UNFINISHED, detail)
     head = _line(data, start).split()
-    if head[-1] == b"AA." and head[-2] != said[1]:
-        # Where a stretch of a file is lost, one entry's accession can meet another one's sequence.
+    if head[-1] == b"AA." and head[-2] != header[1]:
+        # If a part of the file is lost, the accession of one entry may be followed by the sequence of another entry.
         detail = f"the ID line has {head[-2].decode('ascii', 'backslashreplace')}, the SQ line {length}"
         return Reject(number, accession, LENGTH, detail)
-    families = tuple([found[1].decode() for line in pfam if (found := _DR_PFAM.match(data, line))])
+    families = tuple([match[1].decode() for line in pfam if (match := _DR_PFAM.match(data, line))])
     if len(families) > 1:
         families = tuple(sorted(set(families)))
     taxon = _number(_OX.match(data, ox)) if ox >= 0 else None
-    # STANDARD is what Reviewed was called before 2006.
+    # Before 2006, UniProt wrote STANDARD instead of Reviewed.
     reviewed = len(head) > 2 and head[2] in (b"Reviewed;", b"STANDARD;")
-    checksum = int(said[2], 16) if said[2] else None
+    checksum = int(header[2], 16) if header[2] else None
     return _Entry(number, accession, letters, families, reviewed, taxon, checksum, finished)
 
 
-def _checked(entries: list[_Entry], rejects: list[Reject], number: int) -> Parsed:
-    """Compare checksums, all at once, and make the letters canonical."""
+def _check_checksums(entries: list[_Entry], rejects: list[Reject], number: int) -> Parsed:
+    """Check the CRC64 of all entries at once, and convert their letters to canonical ones."""
     records = []
-    for entry, found in zip(entries, crc64([e.letters for e in entries]).tolist(), strict=True):
+    for entry, crc in zip(entries, crc64([e.letters for e in entries]).tolist(), strict=True):
         if entry.checksum is None and not entry.finished:
-            # Without a checksum nothing says that the rest of the sequence is not missing.
+            # Without a checksum and //, the end of the sequence may be missing.
             rejects.append(Reject(entry.number, entry.accession, UNFINISHED, "no // at its end and no CRC64"))
-        elif entry.checksum not in (None, found):
-            detail = f"the sequence has {found:016X}, the SQ line says {entry.checksum:016X}"
+        elif entry.checksum not in (None, crc):
+            detail = f"the sequence has {crc:016X}, the SQ line says {entry.checksum:016X}"
             rejects.append(Reject(entry.number, entry.accession, CHECKSUM, detail))
         else:
             letters = entry.letters

@@ -88,7 +88,7 @@ def test_changed_in_the_middle_gives_the_text_or_an_error(junk, place, kind):
 
 def test_other_compressions_are_named():
     for data, name in ((bz2.compress(TEXT), "bzip2"), (lzma.compress(TEXT), "xz"), (b"PK\x03\x04" + TEXT, "zip")):
-        with pytest.raises(InputError, match=f"compressed with {name}: unpack it first"):
+        with pytest.raises(InputError, match=f"compressed with {name}: decompress it first"):
             unpack(data)
 
 
@@ -103,7 +103,7 @@ def test_what_unpacks_to_very_much_comes_in_small_pieces():
 def test_a_window_larger_than_memory_should_give_is_refused():
     # A frame header that asks for 2 GiB.
     header = b"\x28\xb5\x2f\xfd\x00" + bytes([21 << 3]) + b"\x01\x00\x00"
-    with pytest.raises(InputError, match="zstd --long.*unpack it first"):
+    with pytest.raises(InputError, match="zstd --long.*decompress it first"):
         unpack(header)
 
 

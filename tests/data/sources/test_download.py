@@ -77,7 +77,7 @@ def test_a_server_that_ignores_ranges_starts_again(server, tmp_path):
 def test_a_server_that_ignores_ranges_and_always_breaks_is_given_up(server, tmp_path):
     server.ranges = False
     server.drops = [200_000] * 100
-    with pytest.raises(InputError, match=r"beyond byte 200,000 after 8 attempts.*closed early.*goes on from there"):
+    with pytest.raises(InputError, match=r"beyond byte 200,000 after 8 attempts.*closed early.*resumes from there"):
         fetch(server, tmp_path)
     assert len(server.asked) == 1 + module.TRIES
     assert (tmp_path / "file.part").read_bytes() == CONTENT[:200_000]
@@ -136,7 +136,7 @@ def test_a_truncated_copy_of_unknown_length_is_given_up(server, tmp_path):
 
 
 def test_a_file_that_is_not_there(server, tmp_path):
-    with pytest.raises(InputError, match=r"absent is not there \(404\)"):
+    with pytest.raises(InputError, match=r"absent does not exist \(404\)"):
         fetch(server, tmp_path, path="/absent")
     assert list(tmp_path.iterdir()) == []
     assert read_list(server.url + "/absent") is None
@@ -157,7 +157,7 @@ def test_a_list_is_read_whole_or_not_at_all(server, monkeypatch):
         read_list(server.url + "/file")
     server.drops = []
     monkeypatch.setattr(module, "_LIST_BYTES", 1000)
-    with pytest.raises(InputError, match="no list of a release"):
+    with pytest.raises(InputError, match="not the list of a release"):
         read_list(server.url + "/file")
 
 

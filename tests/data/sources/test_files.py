@@ -153,12 +153,12 @@ def test_blocks_are_whole_records_and_all_of_them(tmp_path, monkeypatch, size):
         (b'\n{"error": 1}', "line 2 is JSON"),
         (b"\x28\xb5\x2f\xfd....", "is damaged: its zstd data"),
         (zstd.compress(FASTA)[:-4], "is cut short: its zstd data"),
-        (archive({"a.fasta": FASTA}), r"is a tar archive: name the file in it, as tar://.*::.*given.txt"),
+        (archive({"a.fasta": FASTA}), r"is a tar archive: name the file in it, such as tar://.*::.*given.txt"),
         (b"BZh91AY", "bzip2"),
         (b"PK\x03\x04...", "zip"),
         (b"\x00\x01\x02\xff binary", "starts neither"),
-        (FASTA + ENTRY, r"begins as FASTA and goes on as a UniProtKB flat file \('ID   A1_HUMAN.* two files"),
-        (ENTRY + FASTA, r"begins as a UniProtKB flat file and goes on as FASTA \('>"),
+        (FASTA + ENTRY, r"begins as FASTA and continues as a UniProtKB flat file \('ID   A1_HUMAN.* two files"),
+        (ENTRY + FASTA, r"begins as a UniProtKB flat file and continues as FASTA \('>"),
     ],
 )
 def test_what_is_no_file_of_proteins_is_refused(tmp_path, data, message):
@@ -177,7 +177,7 @@ def test_folders_and_missing_files_are_refused(tmp_path):
 def test_a_record_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "RECORD_BYTES", 1000)
     monkeypatch.setattr(sources, "_READ_BYTES", 500)
-    with pytest.raises(InputError, match="no file of proteins"):
+    with pytest.raises(InputError, match="not a file of proteins"):
         list(SourceFile(put(tmp_path, b">genome\n" + b"ACGT" * 1000)).blocks(100))
 
 
@@ -232,7 +232,7 @@ def test_remote_files_are_read_as_local_ones(tmp_path):
 )
 def test_two_formats_in_one_file_are_refused_wherever_blocks_end(tmp_path, monkeypatch, content, size):
     monkeypatch.setattr(sources, "_READ_BYTES", 7)
-    with pytest.raises(InputError, match="goes on as"):
+    with pytest.raises(InputError, match="continues as"):
         list(SourceFile(put(tmp_path, content, "given.txt")).blocks(size))
 
 
@@ -240,7 +240,7 @@ def test_two_large_parts_of_two_formats_are_told_apart_too(tmp_path, monkeypatch
     """What is no end of a record to the first format is looked at before it is called too long."""
     monkeypatch.setattr(sources, "RECORD_BYTES", 2000)
     path = put(tmp_path, b">P1\nMKV\n" + ENTRY * 100, "given.txt")
-    with pytest.raises(InputError, match="goes on as a UniProtKB flat file"):
+    with pytest.raises(InputError, match="continues as a UniProtKB flat file"):
         list(SourceFile(path).blocks(50))
 
 

@@ -74,8 +74,8 @@ def test_both_sections_in_the_order_that_was_asked_for(server):
         ("2019-01", ["sprot"], None, "neither YYYY_MM"),
         ("../2019_01", ["sprot"], None, "neither YYYY_MM"),
         ("current", [], None, "--section"),
-        ("current", ["sprot"], "ftp://x", "starts with none of"),
-        ("2018_05", ["sprot"], None, r"2018_05 is at none of .*that is 2026_03.*first one of each year"),
+        ("current", ["sprot"], "ftp://x", "must start with"),
+        ("2018_05", ["sprot"], None, r"2018_05 is at none of .*release 2026_03.*first release of each earlier year"),
         ("2019_01", ["trembl"], None, r"does not list uniprot_trembl-only2019_01\.tar\.gz"),
     ],
 )
@@ -87,10 +87,10 @@ def test_what_cannot_be_had_is_told(server, release, sections, url, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"<html>", "is no Metalink file"),
-        (b"", "is no Metalink file"),
-        (b"<metalink><version>../../x</version></metalink>", "names no release"),
-        (b"<metalink/>", "names no release"),
+        (b"<html>", "is not a Metalink file"),
+        (b"", "is not a Metalink file"),
+        (b"<metalink><version>../../x</version></metalink>", "does not name a release"),
+        (b"<metalink/>", "does not name a release"),
         (metalink("2019_02", {}), "is the list of release 2019_02, not of 2019_01"),
         (metalink("2019_01", {}), "does not list"),
         (metalink("2019_01", {"uniprot_sprot-only2019_01.tar.gz": b""}).replace(b'"md5"', b'"sha1"'), "does not list"),
@@ -171,9 +171,9 @@ def test_nothing_is_downloaded_for_an_output_that_is_occupied(server, tmp_path, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--output", "out", "--downloads", "out/x"], "would be in the dataset's folder"),
-        (["--output", "uniprot_downloads"], "would be in the dataset's folder"),
-        (["--output", "out", "--downloads", "file"], "need a folder"),
+        (["--output", "out", "--downloads", "out/x"], "would be in the folder of the dataset"),
+        (["--output", "uniprot_downloads"], "would be in the folder of the dataset"),
+        (["--output", "out", "--downloads", "file"], "file is not a folder"),
         (["--output", "out", "--families", "absent.tsv"], "absent.tsv cannot be read"),
         (["absent.fasta", "--output", "out"], "absent.fasta cannot be read"),
         (["--output", "out", "--splits", "absent"], "there is no manifest absent"),
@@ -195,7 +195,7 @@ def test_nothing_is_downloaded_before_the_rest_is_right(server, tmp_path, capsys
 @pytest.mark.parametrize("arguments", [["--section", "sprot"], ["--downloads", "x"]])
 def test_options_of_a_release_need_one(arguments, tmp_path, capsys):
     assert main(["ingest", "sample", *arguments, "--output", str(tmp_path / "out")]) == 2
-    assert "belong to --release" in capsys.readouterr().err
+    assert "need --release" in capsys.readouterr().err
 
 
 def test_the_help_names_the_address_that_is_used():

@@ -241,5 +241,5 @@ def test_a_damaged_flat_entry_never_gives_a_wrong_sequence(data):
 def test_a_file_without_a_usable_record_is_refused(tmp_path):
     path = tmp_path / "x.fasta"
     path.write_text(">a\n>b\nM1\n")
-    with pytest.raises(InputError, match=r"no usable record; the first one: no sequence"):
+    with pytest.raises(InputError, match=r"has no usable record; the first one: no sequence"):
         list(read_records(path))
