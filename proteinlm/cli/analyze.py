@@ -24,9 +24,10 @@ from proteinlm.errors import InputError
 from proteinlm.evaluation.sequences import sequence_facts
 from proteinlm.inference.probing import check_heads, check_layers
 from proteinlm.inference.proteins import BPT1_BOVIN, capacity
+from proteinlm.inference.run import Run
 from proteinlm.output.console import console
 from proteinlm.output.files import require_writable, whole_file
-from proteinlm.runs.checkpoints import Run, load_run
+from proteinlm.runs.loading import load_run
 
 MOST_FOR_KINDS = 100
 """Proteins that head kinds are measured on at most: more change no kind, and each is probed whole."""
