@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from proteinlm import alphabet
-from proteinlm.inference.probing import queries_keys
+from proteinlm.inference.probing import Probe
 from proteinlm.models.attention import ATTENTION
 from proteinlm.models.transformer import ModelConfig, ProteinLM
 
@@ -57,7 +57,7 @@ def explicit_maps():
     """Return a function that gives every layer's matrix [layers, B, H, L, L] from the mechanisms' own references."""
 
     def explicit(model, tokens):
-        q, k = queries_keys(model, tokens)
+        q, k = Probe(model, tokens).queries_keys
         mask = tokens != alphabet.PAD
         maps = [
             model.attention(layer).weights(q[layer], k[layer], causal=model.causal, key_mask=jnp.asarray(mask))

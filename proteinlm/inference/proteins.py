@@ -161,14 +161,6 @@ def _groups(model: ProteinLM, proteins: Sequence[Protein], order: Sequence[int])
             yield indices, min(most, 1 << (len(indices) - 1).bit_length())
 
 
-def refuse_fewer(sequences: Sequence[bytes], asked: int | None) -> None:
-    """Raise InputError where there are fewer sequences than the caller asked for; None stands for any number."""
-    if asked is not None and len(sequences) < asked:
-        raise InputError(
-            f"{asked:,} sequences were asked for, but there are only {len(sequences):,}: ask for at most that many."
-        )
-
-
 def clipped(model: ProteinLM, sequences: Sequence[bytes]) -> tuple[list[bytes], int]:
     """Clip sequences to the length that the model reads, as training clips them; return them and the number clipped.
 

@@ -18,7 +18,7 @@ from jaxtyping import Float32
 from proteinlm import alphabet
 from proteinlm.config import Config
 from proteinlm.errors import InputError
-from proteinlm.inference.probing import attention_maps
+from proteinlm.inference.probing import probe_protein
 from proteinlm.inference.proteins import Protein, batched, read_for_logits, read_protein
 from proteinlm.models.transformer import ProteinLM
 
@@ -146,9 +146,10 @@ class Run:
         """
         if not isinstance(sequence, str | bytes):
             raise InputError(f"attention takes one sequence, str or bytes; this is {type(sequence).__name__}.")
-        protein = read_protein(self.model, _letters(sequence, "the sequence"), name="the sequence")
-        maps = attention_maps(self.model, protein.tokens[None])[:, 0]
-        return np.ascontiguousarray(maps[:, :, protein.residues, protein.residues])
+        name = "the sequence"
+        probe = probe_protein(self.model, _letters(sequence, name), name=name)
+        residues = probe.protein.residues
+        return np.ascontiguousarray(probe.maps()[:, 0, :, residues, residues])
 
     def _rows(
         self,

@@ -27,7 +27,7 @@ from jaxtyping import Float64, Int64
 
 from proteinlm import alphabet
 from proteinlm.errors import InputError
-from proteinlm.inference.probing import BLOCK, fold_columns, queries_keys
+from proteinlm.inference.probing import BLOCK, Probe, fold_columns
 from proteinlm.inference.proteins import batched, read_proteins
 from proteinlm.models.transformer import ProteinLM
 
@@ -85,16 +85,12 @@ def amino_acid_attention(
     layers, heads, kinds = model.config.num_layers, model.config.num_heads, alphabet.NUM_RESIDUES
     pair_sums = np.zeros((layers, heads, kinds, kinds))
     self_sums, special_sums = np.zeros((layers, heads)), np.zeros((layers, heads))
-    mechanisms = [nnx.split(model.attention(layer)) for layer in range(layers)]
     for _, tokens in batched(model, proteins, batch_size):
-        q, k = queries_keys(model, tokens)
+        probe = Probe(model, tokens)
         sums = [
-            _layer_sums(
-                graph, state, q[layer], k[layer], tokens,
-                block=min(block, tokens.shape[1]), causal=model.causal,
-            )
-            for layer, (graph, state) in enumerate(mechanisms)
-        ]  # fmt: skip
+            _layer_sums(*probe.layer(layer), tokens, block=min(block, tokens.shape[1]), causal=model.causal)
+            for layer in range(layers)
+        ]
         for layer, (pairs, to_self, to_special) in enumerate(jax.device_get(sums)):
             pair_sums[layer] += pairs
             self_sums[layer] += to_self

@@ -41,7 +41,7 @@ from jaxtyping import Float64, Int64
 
 from proteinlm import alphabet
 from proteinlm.errors import InputError
-from proteinlm.inference.probing import BLOCK, fold_columns, queries_keys
+from proteinlm.inference.probing import BLOCK, Probe, ProteinProbe, fold_columns
 from proteinlm.inference.proteins import Protein, batched, read_proteins
 from proteinlm.models.transformer import ProteinLM
 
@@ -124,25 +124,39 @@ def measure_patterns(
             "give longer ones."
         )
     measured: list = [None] * len(proteins)
-    mechanisms = [nnx.split(model.attention(layer)) for layer in range(model.config.num_layers)]
-    for places, tokens in batched(model, proteins, batch_size):
-        q, k = queries_keys(model, tokens)
-        here = [proteins[place] for place in places]
-        segments = _segments(here, tokens)
-        layers = [
-            _layer_patterns(
-                graph, state, q[layer], k[layer], tokens, segments,
-                block=min(block, tokens.shape[1]), causal=model.causal,
-            )
-            for layer, (graph, state) in enumerate(mechanisms)
-        ]  # fmt: skip
-        layers = jax.device_get(layers)
-        for row, place in enumerate(places):
-            of_protein = [np.stack([np.asarray(part[row]) for part in parts]) for parts in zip(*layers, strict=True)]
-            measured[place] = _statistics(proteins[place], *of_protein, causal=model.causal)
-    stacked = {name: [one[name] for one in measured] for name in measured[0]}
-    columns = stacked.pop("column_excess")
-    return HeadPatterns(proteins, column_excess=columns, **{name: np.stack(value) for name, value in stacked.items()})
+    for indices, tokens in batched(model, proteins, batch_size):
+        statistics = _batch_statistics(Probe(model, tokens), [proteins[index] for index in indices], block)
+        for index, of_protein in zip(indices, statistics, strict=True):
+            measured[index] = of_protein
+    return _stacked(proteins, measured)
+
+
+def protein_patterns(probe: ProteinProbe, *, block: int = BLOCK) -> HeadPatterns:
+    """Return the statistics of every head in one protein of `SHORTEST` residues or more, as `measure_patterns` does."""
+    return _stacked([probe.protein], _batch_statistics(probe, [probe.protein], block))
+
+
+def _batch_statistics(probe, proteins, block):
+    """Return a dictionary of HeadPatterns' fields for each protein; the first rows of the probe's tokens are theirs."""
+    tokens, causal = probe.tokens, probe.model.causal
+    segments = _segments(proteins, tokens)
+    layers = jax.device_get(
+        [
+            _layer_patterns(*probe.layer(layer), tokens, segments, block=min(block, tokens.shape[1]), causal=causal)
+            for layer in range(probe.model.config.num_layers)
+        ]
+    )
+    statistics = []
+    for row, protein in enumerate(proteins):
+        sums = [np.stack([np.asarray(part[row]) for part in parts]) for parts in zip(*layers, strict=True)]
+        statistics.append(_statistics(protein, *sums, causal=causal))
+    return statistics
+
+
+def _stacked(proteins, statistics):
+    fields = {name: [each[name] for each in statistics] for name in statistics[0]}
+    columns = fields.pop("column_excess")
+    return HeadPatterns(proteins, column_excess=columns, **{name: np.stack(value) for name, value in fields.items()})
 
 
 def _segments(proteins, tokens):

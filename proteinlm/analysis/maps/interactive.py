@@ -21,9 +21,6 @@ from matplotlib import colormaps
 
 from proteinlm import alphabet
 from proteinlm.errors import InputError
-from proteinlm.inference.probing import attention_maps, check_heads, check_layers
-from proteinlm.inference.proteins import BPT1_BOVIN, read_protein
-from proteinlm.models.transformer import ProteinLM
 from proteinlm.output import figures
 from proteinlm.output.files import whole_file
 
@@ -74,7 +71,7 @@ def interactive_map(
             f"maps are {maps.shape}, but there are {len(layers)} layers, {len(heads)} heads and {len(letters)} letters"
         )
     alphabet.encode(letters)
-    _check_size(num_layers, num_heads, length, name=name, causal=causal)
+    check_size(num_layers, num_heads, length, name=name, causal=causal)
     values = maps[..., *np.tril_indices(length)] if causal else maps.reshape(num_layers, num_heads, -1)
     if not np.isfinite(values).all():
         raise InputError(f"the attention of {name} holds weights that are not finite: there is nothing to draw.")
@@ -101,43 +98,13 @@ def interactive_map(
     return Path(path)
 
 
-def analyze_interactive(
-    model: ProteinLM,
-    sequence: bytes = BPT1_BOVIN,
-    output: str | os.PathLike = ".",
-    *,
-    name: str = "BPT1_BOVIN (P00974)",
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-) -> Path:
-    """Write OUTPUT/attention.html, the interactive map of a protein's residues, and return its path.
-
-    Args:
-        model: a causal or bidirectional model.
-        sequence: the protein in ASCII letters.
-        output: a folder; made if missing.
-        name: how the page calls the protein.
-        layers, heads: which can be picked, counted from 0; None means all.
-
-    Raises:
-        InputError: a letter outside the alphabet, a protein longer than the model reads, no such layer or head, or
-            arrays larger than a page can hold, which is said before anything is computed.
-    """
-    protein = read_protein(model, sequence, name=name)
-    layers, heads = check_layers(model, layers), check_heads(model, heads)
-    _check_size(len(layers), len(heads), len(protein.letters), name=name, causal=model.causal)
-    maps = attention_maps(model, protein.tokens[None], layers=layers, heads=heads)
-    maps = maps[:, 0, :, protein.residues, protein.residues]
-    path = Path(output) / "attention.html"
-    return interactive_map(maps, protein.letters, path, name=name, causal=model.causal, layers=layers, heads=heads)
-
-
-def _check_size(num_layers: int, num_heads: int, length: int, *, name: str, causal: bool) -> None:
+def check_size(num_layers: int, num_heads: int, length: int, *, name: str, causal: bool) -> None:
+    """Raise TooLargeError if the arrays of a page are larger than LARGEST."""
     size = 2 * num_layers * num_heads * (length * (length + 1) // 2 if causal else length**2)
     if size > LARGEST:
         raise TooLargeError(
-            f"an interactive map of {num_layers} layers and {num_heads} heads of {name} would hold "
-            f"{math.ceil(size / 2**20):,} MiB, and browsers hold {LARGEST // 2**20}: choose fewer layers or heads."
+            f"an interactive map of {num_layers} layers and {num_heads} heads of {name} would need "
+            f"{math.ceil(size / 2**20):,} MiB; the limit is {LARGEST // 2**20} MiB: choose fewer layers or heads."
         )
 
 

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32
 
-from proteinlm.analysis.heads.kinds import PATTERNS, SHORTEST, HeadPatterns, measure_patterns
+from proteinlm.analysis.heads.kinds import PATTERNS, SHORTEST, HeadPatterns, protein_patterns
 from proteinlm.analysis.heads.table import head_table, telling_heads, vertical_positions
 from proteinlm.analysis.maps.row_sums import RowSums, measure_row_sums, summarise
-from proteinlm.inference.probing import column_blocks, pooled_maps
+from proteinlm.inference.probing import ProteinProbe
 from proteinlm.inference.proteins import Protein
-from proteinlm.models.transformer import ProteinLM
 
 DRAWN = 1024
 """Cells on a side of a map at most: more than a figure has dots. Longer proteins are averaged over cells."""
@@ -47,7 +46,7 @@ class Choice:
         ]
 
 
-def choose_heads(model: ProteinLM, protein: Protein, layers: Sequence[int], heads: Sequence[int]) -> Choice:
+def choose_heads(probe: ProteinProbe, layers: Sequence[int], heads: Sequence[int]) -> Choice:
     """Choose the most telling heads of a protein among the given layers and heads.
 
     All of them, if they are DETAILED at most; otherwise `head_table.telling_heads`: the clearest diagonal, vertical and
@@ -56,12 +55,12 @@ def choose_heads(model: ProteinLM, protein: Protein, layers: Sequence[int], head
     """
     pairs = [(layer, head) for layer in layers for head in heads]
     few = len(pairs) <= DETAILED
-    if len(protein.letters) < SHORTEST:
+    if len(probe.protein.letters) < SHORTEST:
         chosen = pairs[:DETAILED]
         too_short = f"a protein of fewer than {SHORTEST} residues has no kinds of heads"
         how = ALL_GIVEN if few else f"the first {DETAILED} of {len(pairs)}: {too_short}"
         return Choice(chosen, [f"layer {layer}, head {head}" for layer, head in chosen], how)
-    patterns = measure_patterns(model, [protein.letters.encode()], batch_size=1)
+    patterns = protein_patterns(probe)
     table = head_table(patterns)
     if few:
         chosen, how = pairs, ALL_GIVEN
@@ -136,45 +135,37 @@ class ProteinMaps:
 
 
 def measure_protein(
-    model: ProteinLM,
-    protein: Protein,
-    *,
-    layers: Sequence[int],
-    heads: Sequence[int],
-    chosen: Sequence[tuple[int, int]],
+    probe: ProteinProbe, *, layers: Sequence[int], heads: Sequence[int], chosen: Sequence[tuple[int, int]]
 ) -> ProteinMaps:
-    """Measure what the figures of a protein show, in memory linear in its length beyond DRAWN residues."""
-    tokens, residues = protein.tokens, protein.residues
+    """Measure the arrays of a protein's figures, in memory linear in its length beyond DRAWN residues."""
+    protein, residues = probe.protein, probe.protein.residues
     cell = -(-len(protein.letters) // DRAWN)
-    is_residue = np.zeros((1, len(tokens)), bool)
+    is_residue = np.zeros(probe.tokens.shape, bool)
     is_residue[:, residues] = True
-    sums = measure_row_sums(model, tokens[None])[:, 0, :, residues]
-    given = measure_row_sums(model, tokens[None], over=is_residue)[:, 0, :, residues].mean(-1)
+    sums = measure_row_sums(probe)[:, 0, :, residues]
+    on_residues = measure_row_sums(probe, over=is_residue)[:, 0, :, residues].mean(-1)
     drawn = np.ix_(layers, heads)
-    places = tuple(np.array(chosen).T)
-    attention = model.config.attention
+    attention = probe.model.config.attention
     return ProteinMaps(
         protein=protein,
-        causal=model.causal,
+        causal=probe.model.causal,
         layers=layers,
         heads=heads,
         chosen=chosen,
         cell=cell,
-        maps=pooled_maps(model, tokens, residues, layers=layers, heads=heads, cell=cell),
-        detail=np.concatenate(
-            [pooled_maps(model, tokens, residues, layers=[layer], heads=[head], cell=cell)[0] for layer, head in chosen]
-        ),
-        lines=np.stack([_first(model, protein, layer, head) for layer, head in chosen]),
+        maps=probe.pooled(layers=layers, heads=heads, cell=cell),
+        detail=np.concatenate([probe.pooled(layers=[layer], heads=[head], cell=cell)[0] for layer, head in chosen]),
+        lines=np.stack([_first(probe, layer, head) for layer, head in chosen]),
         row_sums=sums[drawn],
         sums=summarise(sums[drawn], attention),
-        detail_sums=summarise(sums[places], attention),
-        on_residues=given[drawn],
+        detail_sums=summarise(sums[tuple(np.array(chosen).T)], attention),
+        on_residues=on_residues[drawn],
     )
 
 
-def _first(model, protein, layer, head):
-    """Return the weights among the first residues: the first block of columns has them."""
-    start = protein.residues.start
-    cut = slice(start, start + min(FIRST, len(protein.letters)))
-    _, columns = next(column_blocks(model, protein.tokens[None], layer=layer, heads=[head]))
+def _first(probe, layer, head):
+    """Return the weights among the first residues, which are all in the first block of columns."""
+    start = probe.protein.residues.start
+    cut = slice(start, start + min(FIRST, len(probe.protein.letters)))
+    _, columns = next(probe.columns(layer, heads=[head]))
     return columns[0, 0, cut, cut]

@@ -12,13 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Bool, Float32, Integer
+from jaxtyping import Bool, Float32
 
 from proteinlm.alphabet import PAD
-from proteinlm.inference.probing import queries_keys
+from proteinlm.inference.probing import Probe
 from proteinlm.models.attention.base import MechanismConfig
 from proteinlm.models.attention.generalized import SIGNED
-from proteinlm.models.transformer import ProteinLM
 
 NEAR_ONE = 1e-3
 """A row whose sum is this near 1 sums to 1: float32 sums over thousands of weights round by less."""
@@ -58,24 +57,19 @@ class RowSums:
 
 
 def measure_row_sums(
-    model: ProteinLM, tokens: Integer[np.ndarray, "B L"], *, over: Bool[np.ndarray, "B L"] | None = None
+    probe: Probe, *, over: Bool[np.ndarray, "B L"] | None = None
 ) -> Float32[np.ndarray, "layers B H L"]:
-    """Return what each row of each attention matrix sums to; NaN for rows of padding.
+    """Return the sum of each row of each attention matrix; NaN for rows of padding.
 
     Args:
-        model: a causal or bidirectional model.
-        tokens: ids; 0 is padding.
-        over: the columns summed over; None means all.
-
-    Raises:
-        InputError: more tokens than the model's max_length.
+        probe: a model and tokens [B, L].
+        over: the columns that are summed; None means all.
     """
-    q, k = queries_keys(model, tokens)
-    mask = tokens != PAD
+    mask = probe.tokens != PAD
     over = (mask if over is None else over).astype(np.float32)
     sums = [
-        _layer_row_sums(*nnx.split(model.attention(layer)), q[layer], k[layer], mask, over, causal=model.causal)
-        for layer in range(model.config.num_layers)
+        _layer_row_sums(*probe.layer(layer), mask, over, causal=probe.model.causal)
+        for layer in range(probe.model.config.num_layers)
     ]
     return np.where(mask[None, :, None, :], np.stack(sums), np.float32(np.nan))
 
