@@ -1,4 +1,4 @@
-"""What is measured of one protein for its figures: which heads to show in detail, their weights, what rows sum to."""
+"""Measurements of the attention in one protein: the heads to show in detail, attention maps, and sums of rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,19 +7,20 @@ import numpy as np
 from jaxtyping import Float32
 
 from proteinlm.analysis.heads.kinds import PATTERNS, SHORTEST, HeadPatterns, protein_patterns
-from proteinlm.analysis.heads.table import head_table, telling_heads, vertical_positions
+from proteinlm.analysis.heads.table import clearest_heads, head_table, vertical_positions
 from proteinlm.analysis.maps.row_sums import RowSums, measure_row_sums, summarise
 from proteinlm.inference.probing import ProteinProbe
 from proteinlm.inference.proteins import Protein
 
 DRAWN = 1024
-"""Cells on a side of a map at most: more than a figure has dots. Longer proteins are averaged over cells."""
+"""Largest number of cells along a side of a map, more than a figure has dots. Longer proteins are averaged over
+cells."""
 
 DETAILED = 3
-"""Heads shown in detail at most: one of each pattern."""
+"""Largest number of heads shown in detail: one for each pattern."""
 
 FIRST = 25
-"""Residues drawn as lines (Performer paper, figure 12)."""
+"""Number of residues drawn as lines (Performer paper, figure 12)."""
 
 ALL_GIVEN = "all that were given"
 
@@ -29,9 +30,9 @@ class Choice:
     """The heads to show in detail.
 
     Attributes:
-        heads: (layer, head), in the order in which they are shown.
-        labels: what a figure writes above each.
-        how: how they were chosen.
+        heads: (layer, head) pairs, in the order of the figures.
+        labels: the text above each head in a figure.
+        how: the rule by which they were chosen.
     """
 
     heads: Sequence[tuple[int, int]]
@@ -47,11 +48,11 @@ class Choice:
 
 
 def choose_heads(probe: ProteinProbe, layers: Sequence[int], heads: Sequence[int]) -> Choice:
-    """Choose the most telling heads of a protein among the given layers and heads.
+    """Choose the heads to show in detail, from the given layers and heads.
 
-    All of them, if they are DETAILED at most; otherwise `head_table.telling_heads`: the clearest diagonal, vertical and
-    block head of this protein, then the next clearest. A protein of fewer than SHORTEST residues has no measured kinds;
-    of it the first heads are taken.
+    All heads are chosen if they are DETAILED or fewer. Otherwise `table.clearest_heads` chooses the clearest diagonal,
+    vertical and block head of this protein, then the next clearest. In a protein of fewer than SHORTEST residues kinds
+    cannot be measured, and the first heads are chosen.
     """
     pairs = [(layer, head) for layer in layers for head in heads]
     few = len(pairs) <= DETAILED
@@ -65,8 +66,8 @@ def choose_heads(probe: ProteinProbe, layers: Sequence[int], heads: Sequence[int
     if few:
         chosen, how = pairs, ALL_GIVEN
     else:
-        told = telling_heads(table, layers=list(layers), heads=list(heads), number=DETAILED)
-        chosen = [(layer, head) for layer, head, _ in told]
+        clearest = clearest_heads(table, layers=list(layers), heads=list(heads), number=DETAILED)
+        chosen = [(layer, head) for layer, head, _ in clearest]
         how = (
             f"of {len(pairs)} heads the clearest diagonal, vertical and block head of this protein, where there are "
             f"such, then the next clearest, {DETAILED} in all (statistic over threshold)"
@@ -82,25 +83,29 @@ def _label(patterns: HeadPatterns, table, layer: int, head: int) -> str:
         return f"{label} {share}, offset {row['offset']:+d}".replace("-", "−").replace("+0", "0")
     if kind == "vertical":
         tops = vertical_positions(patterns, 0, layer, head, number=2)
-        places = " ".join(top["letter"] + (top["position"] if top["position"].isdigit() else "") for top in tops)
-        return f"{label} {share}, to {places}"
+        targets = " ".join(top["letter"] + (top["position"] if top["position"].isdigit() else "") for top in tops)
+        return f"{label} {share}, to {targets}"
     return f"{label} {share}" if share else f"{label}, evenness {row['evenness']:.2f}"
 
 
 @dataclass(frozen=True)
 class ProteinMaps:
-    """The arrays behind the figures of one protein; C cells of residues on a side.
+    """The arrays of the figures of one protein. C is the number of cells along a side of a map.
 
     Attributes:
-        protein: whose they are.
-        causal: whether the model is.
-        layers, heads: drawn together; chosen: (layer, head) of those in detail.
-        cell: residues on a side of a cell; 1 unless the protein has more than DRAWN.
-        maps: [layers, H, C, C], weights among residues, or their means over cells.
-        detail: [N, C, C], the same of the heads in detail; lines: [N, T, T], the weights among the first T residues.
-        row_sums: [layers, H, residue], over all tokens; sums: a summary of them, and detail_sums of the heads in
-            detail.
-        on_residues: [layers, H], what a residue gives to residues, on average.
+        protein: the protein.
+        causal: whether the model is causal.
+        layers: the layers drawn together.
+        heads: the heads drawn together.
+        chosen: (layer, head) pairs of the heads in detail.
+        cell: number of residues along a side of a cell; 1 unless the protein has more than DRAWN residues.
+        maps: float32 [layers, H, C, C], attention weights among residues, or their means over cells.
+        detail: float32 [N, C, C], the same for the heads in detail.
+        lines: float32 [N, T, T], the weights among the first T residues.
+        row_sums: float32 [layers, H, residue], sums over all tokens.
+        sums: a summary of the row sums.
+        detail_sums: a summary of the row sums of the heads in detail.
+        on_residues: float32 [layers, H], the mean attention of a residue to residues.
     """
 
     protein: Protein
@@ -118,7 +123,7 @@ class ProteinMaps:
     on_residues: Float32[np.ndarray, "layers H"]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return what is saved beside the figures."""
+        """Return the arrays to save beside the figures, by name."""
         return {
             "attention": self.maps,
             "residues": np.array(list(self.protein.letters)),

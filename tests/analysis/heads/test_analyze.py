@@ -31,6 +31,6 @@ def test_head_kinds_files_and_summary(make_model, tmp_path):
 def test_head_kinds_refuse_what_they_cannot_use(make_model, tmp_path):
     with pytest.raises(InputError, match="sequence 1: the letter"):
         analyze.analyze_head_kinds(make_model(), [b"M K"], tmp_path)
-    with pytest.raises(InputError, match="none of the 1 sequences has the 32 residues"):
+    with pytest.raises(InputError, match="none of the 1 sequences has 32 residues or more"):
         analyze.analyze_head_kinds(make_model(), [b"MKV"], tmp_path)
     assert list(tmp_path.iterdir()) == []

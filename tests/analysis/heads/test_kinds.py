@@ -233,7 +233,7 @@ def test_kinds_by_threshold():
 
 def test_bad_input_is_named(make_model):
     model = make_model()
-    with pytest.raises(InputError, match="none of the 2 sequences has the 32 residues"):
+    with pytest.raises(InputError, match="none of the 2 sequences has 32 residues or more"):
         head_kinds.measure_patterns(model, [b"ACD", b"A" * 31])
     with pytest.raises(InputError, match="at least one sequence"):
         head_kinds.measure_patterns(model, [])

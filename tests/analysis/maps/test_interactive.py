@@ -70,7 +70,7 @@ def test_it_is_whole_or_not_at_all(maps, tmp_path):
     before = path.read_bytes()
     broken = maps.copy()
     broken[0, 0, 3, 1] = np.nan
-    with pytest.raises(InputError, match="the attention of p holds weights that are not finite"):
+    with pytest.raises(InputError, match="the attention of p contains weights that are not finite"):
         interactive_map(broken, LETTERS, path, name="p", causal=True)
     with pytest.raises(InputError, match="not an amino acid"):
         interactive_map(maps, LETTERS[:-1] + "@", path, name="p", causal=True)
