@@ -1,4 +1,4 @@
-"""Whether what a figure says can be read: no text reaches beyond the image, and none lies over another."""
+"""Checks of figures: texts lie inside the image and do not overlap; PNG and PDF files are complete."""
 
 import itertools
 from unittest import mock
@@ -35,3 +35,10 @@ def check_legible(figure) -> list[str]:
         width, height = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
         assert width <= 1.5 or height <= 1.5, f"{one!r} lies over {other!r}: {a}, {b}"
     return [text for text, _ in texts]
+
+
+def assert_png_and_pdf(stem):
+    """Assert that STEM.png and STEM.pdf are files of these formats, without partial files beside them."""
+    assert stem.with_suffix(".png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert stem.with_suffix(".pdf").read_bytes()[:5] == b"%PDF-"
+    assert not [path for path in stem.parent.iterdir() if path.name.endswith(".partial")]

@@ -1,6 +1,7 @@
 """What `proteinlm analyze` does: finds the model, the proteins and the windows, and calls analysis for each part."""
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -9,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from proteinlm.analysis.amino_acids.analyze import FEW_PROTEINS, analyze_similarity
 from proteinlm.analysis.amino_acids.blosum import normalised_blosum
-from proteinlm.analysis.analyze import FEW_PROTEINS, analyze_head_kinds, analyze_protein, analyze_similarity
 from proteinlm.analysis.contacts.analyze import analyze_structure
-from proteinlm.analysis.contacts.structures import read_chain
-from proteinlm.analysis.maps.interactive import TooLargeError, analyze_interactive
+from proteinlm.analysis.contacts.structures import Chain, read_chain
+from proteinlm.analysis.heads.analyze import analyze_head_kinds
+from proteinlm.analysis.maps.analyze import analyze_interactive, analyze_protein
+from proteinlm.analysis.maps.interactive import TooLargeError
 from proteinlm.analysis.windows.analyze import analyze_windows
 from proteinlm.analysis.windows.measure import holds_several
 from proteinlm.cli.analyze_options import DEFAULT_PROTEIN, Analyze, Part
@@ -22,11 +25,12 @@ from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.sources.uniprot import first_record
 from proteinlm.errors import InputError
 from proteinlm.evaluation.sequences import sequence_facts
-from proteinlm.inference.probing import check_heads, check_layers
+from proteinlm.inference.probing import check_heads, check_layers, probe_protein
 from proteinlm.inference.proteins import BPT1_BOVIN, capacity
+from proteinlm.inference.run import Run
 from proteinlm.output.console import console
 from proteinlm.output.files import require_writable, whole_file
-from proteinlm.runs.checkpoints import Run, load_run
+from proteinlm.runs.loading import load_run
 
 MOST_FOR_KINDS = 100
 """Proteins that head kinds are measured on at most: more change no kind, and each is probed whole."""
@@ -47,7 +51,8 @@ def analyze_command(given: Analyze) -> None:
     output = given.output or given.run / "analysis"
     parts = _parts(given, run)
     dataset = _dataset(given, run, parts)
-    _check_parts(given, run, dataset, parts)
+    chains = _check_parts(given, run, dataset, parts)
+    draw = {**_PARTS, "structure": functools.partial(_PARTS["structure"], chains)}
     require_writable(output, "and the figures belong there: nothing was drawn.")
     record, failed = Record(output / "analysis.json"), []
     for part in parts:
@@ -55,7 +60,7 @@ def analyze_command(given: Analyze) -> None:
         record.forget(part)
         try:
             with console.status(f"analyzing: {part}"):
-                found, said = _PARTS[part](given, run, dataset, output)
+                found, said = draw[part](given, run, dataset, output)
         except InputError as error:
             failed.append(error)
             said = [] if given.parts else [f"left out: {error}"]
@@ -130,8 +135,8 @@ def _check(given: Analyze) -> None:
         raise InputError("--chain and --training-structures go with --structure FILE, which is not given.")
 
 
-def _check_parts(given: Analyze, run: Run, dataset: ProteinDataset | None, parts: tuple[Part, ...]) -> None:
-    """Refuse before the first part is drawn what a later one could not use."""
+def _check_parts(given: Analyze, run: Run, dataset: ProteinDataset | None, parts: tuple[Part, ...]) -> list[Chain]:
+    """Check the options of all parts before the first part is drawn; return the chains of the structure files."""
     for field in dataclasses.fields(given):
         part = _OPTIONS_OF.get(field.name)
         if part and part not in parts and getattr(given, field.name) != field.default:
@@ -144,10 +149,9 @@ def _check_parts(given: Analyze, run: Run, dataset: ProteinDataset | None, parts
         check_heads(run.model, given.heads or None)
     if "similarity" in parts:
         normalised_blosum(given.blosum)
+    chains = []
     if given.structure is not None:
-        read_chain(given.structure, given.chain)
-        for other in given.training_structures:
-            read_chain(other)
+        chains = [read_chain(given.structure, given.chain), *map(read_chain, given.training_structures)]
     if dataset is not None and given.split not in dataset.counts:
         raise InputError(f"there is no split {given.split!r}; there are {', '.join(dataset.counts)}.")
     if set(given.parts) & set(_OF_SPLIT):
@@ -157,6 +161,7 @@ def _check_parts(given: Analyze, run: Run, dataset: ProteinDataset | None, parts
             f"{run.name} was trained with batches.form {run.config.batches.form}, and the part windows is about "
             "concatenated sequences: name a run with batches.form concat."
         )
+    return chains
 
 
 def _parts(given: Analyze, run: Run) -> tuple[Part, ...]:
@@ -191,10 +196,11 @@ def _maps(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path
             "name a shorter one with --protein, or leave the part maps out of --parts."
         )
     layers, heads = given.layers or None, given.heads or None
-    summary = analyze_protein(run.model, sequence, output, name=name, layers=layers, heads=heads)
+    probe = probe_protein(run.model, sequence, name=name)
+    summary = analyze_protein(probe, output, layers=layers, heads=heads)
     said = [f"{name}, {summary['num_residues']} residues; heads in detail: {summary['heads_chosen']}"]
     try:
-        analyze_interactive(run.model, sequence, output, name=name, layers=layers, heads=heads)
+        analyze_interactive(probe, output, layers=layers, heads=heads)
     except TooLargeError as error:
         said.append(f"attention.html is left out: {error}")
     return summary, said
@@ -258,19 +264,17 @@ def _names_in_windows(
     return names
 
 
-def _structure(given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path) -> Found:
-    assert given.structure is not None
+def _structure(
+    chains: Sequence[Chain], given: Analyze, run: Run, dataset: ProteinDataset | None, output: Path
+) -> Found:
     # The file says what it is of, unless a protein is named.
     own = given.protein == DEFAULT_PROTEIN
     name, sequence = (None, None) if own else _protein(given.protein, dataset)
-    summary = analyze_structure(
-        run.model, given.structure, output, chain=given.chain, name=name, sequence=sequence,
-        training=given.training_structures,
-    )  # fmt: skip
+    summary = analyze_structure(run.model, chains[0], output, name=name, sequence=sequence, training=chains[1:])
     return summary, [f"{summary['protein']}, {summary['num_resolved']} residues", *summary.get("warnings", ())]
 
 
-_PARTS: dict[Part, Callable[[Analyze, Run, ProteinDataset | None, Path], Found]] = {
+_PARTS: dict[Part, Callable[..., Found]] = {
     "maps": _maps, "kinds": _kinds, "similarity": _similarity, "windows": _windows, "structure": _structure,
 }  # fmt: skip
 

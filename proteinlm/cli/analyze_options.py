@@ -67,7 +67,7 @@ class Analyze:
     """Other structures, to fit the regression over heads on."""
     dataset: Path | None = None
     """Another dataset than the one that the run was trained on."""
-    step: int | Literal["best"] | None = None
-    """Checkpoint to look at: a step, or the best on valid; the newest by default."""
+    step: int | Literal["best", "last"] = "last"
+    """Checkpoint to analyze: a step, best (lowest loss on valid of those kept) or last (the newest)."""
     output: Path | None = None
     """Folder for the figures; RUN/analysis by default."""

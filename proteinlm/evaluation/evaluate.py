@@ -33,11 +33,13 @@ from proteinlm.evaluation.files import Details, check_form, facts_of
 from proteinlm.evaluation.metrics import Score, Sums, score
 from proteinlm.evaluation.paper_table import Evaluated, write_table
 from proteinlm.evaluation.sums import SplitResult, as_sums, cells_of, sum_cells, sum_rows, token_values
+from proteinlm.inference.run import Run
 from proteinlm.models.objective import make_example, residue_weights, sum_tokens
 from proteinlm.models.randomness import random_key
 from proteinlm.output.console import console, print_table
 from proteinlm.output.files import require_writable, whole_file
-from proteinlm.runs.checkpoints import Run, load_run, read_run_files
+from proteinlm.runs.folder import read_run_files
+from proteinlm.runs.loading import Step, load_run
 
 SPLITS = ("test", "ood")
 
@@ -252,7 +254,7 @@ def evaluate_command(
     runs: Sequence[Path],
     splits: Sequence[str],
     dataset: Path | None,
-    step: int | str | None,
+    step: Step,
     *,
     by: Sequence[str] = (),
     calibrate: bool = False,
@@ -266,7 +268,7 @@ def evaluate_command(
         runs: folders of runs.
         splits: names of splits.
         dataset: instead of the one that each run was trained on.
-        step: checkpoint; the newest when None, "best" for that of the lowest loss on valid.
+        step: checkpoint, as for `load_run`.
         by: breakdowns of the scores: names of breakdowns.BREAKDOWNS.
         calibrate: whether to hold the model's confidence against its accuracy.
         table: whether to write the paper's Table 2 over the runs.
@@ -338,7 +340,7 @@ def _evaluate_run(
     label: str,
     splits: Sequence[str],
     dataset: Path | None,
-    step: int | str | None,
+    step: Step,
     by: Sequence[str],
     calibrate: bool,
 ) -> tuple[Evaluated, Callable[[], None]]:

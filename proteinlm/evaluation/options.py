@@ -17,8 +17,8 @@ class EvaluateOptions:
     """Splits to score: train, valid, test, ood."""
     dataset: Path | None = None
     """Another dataset than the one that the run was trained on."""
-    step: int | Literal["best"] | None = None
-    """Checkpoint to score: its step, or best (lowest loss on valid of those kept); the newest by default."""
+    step: int | Literal["best", "last"] = "last"
+    """Checkpoint to score: a step, best (lowest loss on valid of those kept) or last (the newest)."""
     by: tuple[Literal["residue", "position", "family", "length", "identity"], ...] = ()
     """Breakdowns, each written as evaluation_by_NAME.csv, .npz, .png and .pdf. identity is that to the nearest
     sequence of train; the dataset must have been made with --split-identity."""

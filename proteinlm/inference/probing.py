@@ -1,24 +1,25 @@
-"""Attention matrices of any mechanism, read off its fast path by one-hot values (Performer paper, appendix
-C.4).
+"""Attention matrices of any mechanism, computed from its fast path with one-hot values (Performer paper, appendix C.4).
 
-A linear mechanism never forms its matrix, but out = A v for every v: with v the identity, out is A. The
-identity goes through in blocks of columns, so that memory is O(L * block). What to do with a map that is too large to
-hold:
+A linear mechanism never forms its attention matrix A, but it computes out = A v for any values v. With the identity
+matrix as values, out is A. The identity is split into blocks of columns, so that memory is O(L * block).
 
-- `column_blocks` gives the blocks as arrays, one after another;
-- `fold_columns` reduces them on the device, inside a compiled function;
-- `save_attention_map` writes them to a file that numpy maps into memory;
-- `pooled_maps` averages cells of residues, for a picture.
+`Probe` runs the model once and keeps the queries and keys of all layers. Its methods return the matrices:
 
-Weights are shown as the model uses them: rows need not sum to 1 where the mechanism does not normalise them
-(row_sums.py).
+- `columns` yields blocks of columns, one after another;
+- `map` and `maps` return whole matrices;
+- `save` writes a matrix to a file that numpy can map into memory;
+- `ProteinProbe.pooled` averages the matrix of a protein over squares of residue pairs, for figures.
+
+`fold_columns` reduces the blocks of columns on the device, inside a compiled function.
+
+Weights are those that the model uses. A row does not sum to 1 where the mechanism does not normalise it (row_sums.py).
 """
 
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,13 +29,207 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Integer
 
 from proteinlm.alphabet import PAD
 from proteinlm.errors import InputError
+from proteinlm.inference.proteins import BPT1_BOVIN, Protein, read_protein
 from proteinlm.models.transformer import ProteinLM
 from proteinlm.output.files import whole_file
 
 BLOCK = 128
-"""Columns of the identity that go through at once."""
+"""Columns of the attention matrix that are computed together."""
 
 Sums = TypeVar("Sums")
+
+
+class Probe:
+    """The attention of a model on given tokens, for as many matrices as needed from one forward pass.
+
+    The forward pass runs when queries and keys are first used. They are kept: 2 * layers * B * L * H * D numbers.
+    Matrices are not kept.
+
+    Attributes:
+        model: a causal or bidirectional model.
+        tokens: token ids [B, L]; 0 is padding.
+    """
+
+    def __init__(self, model: ProteinLM, tokens: Integer[np.ndarray, "B L"]):
+        """Check the number of tokens.
+
+        Raises:
+            InputError: L is larger than the model's max_length.
+        """
+        limit = model.config.max_length
+        if tokens.shape[1] > limit:
+            raise InputError(f"the input has {tokens.shape[1]} tokens, but this model's max_length is {limit}.")
+        self.model, self.tokens = model, tokens
+
+    @functools.cached_property
+    def queries_keys(self) -> tuple[Float[Array, "layers B L H D"], Float[Array, "layers B L H D"]]:
+        """The queries and keys of all layers, computed in one forward pass."""
+        graph, state = nnx.split(self.model)
+        return _queries_keys(graph, state, jnp.asarray(self.tokens, jnp.int32))
+
+    def layer(self, layer: int) -> tuple[Any, Any, Array, Array]:
+        """Return the arguments of a compiled function of one layer.
+
+        Returns:
+            The layer's mechanism as graph (a static argument) and state (see nnx.split); queries and keys
+            [B, L, H, D].
+        """
+        q, k = self.queries_keys
+        graph, state = nnx.split(self.model.attention(layer))
+        return graph, state, q[layer], k[layer]
+
+    def columns(
+        self, layer: int, *, heads: Sequence[int] | None = None, block: int = BLOCK
+    ) -> Iterator[tuple[int, Float32[np.ndarray, "B H L E"]]]:
+        """Yield the attention matrices of a layer by blocks of columns, in memory O(B H L block).
+
+        Args:
+            layer: counted from 0.
+            heads: counted from 0; None means all.
+            block: number of columns in a block; the last block may have fewer.
+
+        Yields:
+            (start, columns): columns[b, h, i, e] is the attention weight from token i to token start + e, float32.
+            Rows and columns of padding are 0.
+
+        Raises:
+            InputError: the model has no such layer or head.
+            ValueError: block is not positive.
+        """
+        heads = check_heads(self.model, heads)
+        check_layers(self.model, [layer])
+        if block < 1:
+            raise ValueError(f"block must be a positive number of columns, not {block}")
+        return self._columns(layer, heads, min(block, self.tokens.shape[1]))
+
+    def _columns(self, layer, heads, block):
+        length = self.tokens.shape[1]
+        mask = jnp.asarray(self.tokens != PAD)
+        graph, state, q, k = self.layer(layer)
+        for start in range(0, length, block):
+            columns = _column_block(graph, state, q, k, mask, jnp.int32(start), block=block, causal=self.model.causal)
+            yield start, np.asarray(columns)[:, heads, :, : length - start]
+
+    def map(
+        self, layer: int, *, heads: Sequence[int] | None = None, block: int = BLOCK
+    ) -> Float32[np.ndarray, "B H L L"]:
+        """Return the attention matrices of one layer: [b, h, i, j] is the weight from token i to token j.
+
+        Arguments and errors are those of `columns`. The result is the only array of size L x L.
+        """
+        blocks = self.columns(layer, heads=heads, block=block)
+        batch, length = self.tokens.shape
+        maps = np.empty((batch, len(check_heads(self.model, heads)), length, length), np.float32)
+        for start, columns in blocks:
+            maps[..., start : start + columns.shape[-1]] = columns
+        return maps
+
+    def maps(
+        self, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None, block: int = BLOCK
+    ) -> Float32[np.ndarray, "layers B H L L"]:
+        """Return the attention matrices of several layers (None means all), in the order of `layers`.
+
+        Arguments and errors are those of `columns`.
+        """
+        return np.stack([self.map(layer, heads=heads, block=block) for layer in check_layers(self.model, layers)])
+
+    def save(
+        self, path: str | os.PathLike, layer: int, *, heads: Sequence[int] | None = None, block: int = BLOCK
+    ) -> Path:
+        """Write the attention matrices of one layer to a .npy file, block by block, in memory O(B H L block).
+
+        The file appears complete or not at all. `numpy.load(path, mmap_mode="r")` opens it without reading it, as
+        float32 [B, H, L, L] like the result of `map`. Columns are contiguous (Fortran order), as they are computed.
+        8 heads of 8192 tokens are 2 GiB.
+
+        Args:
+            path: name of the file, ending in .npy. Its folder is created if missing; an existing file is replaced.
+            layer, heads, block: as for `columns`.
+
+        Raises:
+            InputError: as for `columns`, or the path does not end in .npy.
+        """
+        path = Path(path)
+        if path.suffix != ".npy":
+            raise InputError(f"{path} is not a valid name for an attention map: it must end in .npy.")
+        blocks = self.columns(layer, heads=heads, block=block)
+        batch, length = self.tokens.shape
+        shape = (batch, len(check_heads(self.model, heads)), length, length)
+        with whole_file(path, "wb") as handle:
+            header = {"descr": np.lib.format.dtype_to_descr(np.dtype("<f4")), "fortran_order": True, "shape": shape}
+            np.lib.format.write_array_header_1_0(handle, header)
+            for _, columns in blocks:
+                handle.write(columns.astype("<f4", copy=False).tobytes(order="F"))
+        return path
+
+
+class ProteinProbe(Probe):
+    """A `Probe` of one protein, whose `tokens` are [1, L] without padding.
+
+    Attributes:
+        protein: the protein.
+    """
+
+    def __init__(self, model: ProteinLM, protein: Protein):
+        """Check the number of tokens, as `Probe` does."""
+        super().__init__(model, protein.tokens[None])
+        self.protein = protein
+
+    def pooled(
+        self,
+        *,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        cell: int,
+        block: int = BLOCK,
+    ) -> Float32[np.ndarray, "layers H C C"]:
+        """Return the attention among residues averaged over cells of cell x cell pairs, in memory linear in L.
+
+        Args:
+            layers, heads: counted from 0; None means all.
+            cell: number of residues along a side of a cell; the last cells may have fewer. With 1 the result holds the
+                weights themselves.
+            block: number of columns computed together.
+
+        Returns:
+            C = ceil(residues / cell). A cell is the mean over the pairs of residues that the model can see (in a
+            causal model the later residues are hidden), and 0 if there is none. Special tokens are left out.
+
+        Raises:
+            InputError: the model has no such layer or head.
+            ValueError: cell or block is not positive.
+        """
+        if cell < 1 or block < 1:
+            raise ValueError(f"cell and block must be positive, not {cell} and {block}")
+        heads = check_heads(self.model, heads)
+        layers = check_layers(self.model, layers)
+        start, stop, _ = self.protein.residues.indices(self.tokens.shape[1])
+        first_rows = np.arange(0, stop - start, cell)
+        pooled = np.zeros((len(layers), len(heads), len(first_rows), len(first_rows)), np.float32)
+        for sums, layer in zip(pooled, layers, strict=True):
+            for first, columns in self.columns(layer, heads=heads, block=block):
+                by_row = np.add.reduceat(columns[0, :, start:stop], first_rows, axis=1)
+                positions = np.arange(first, first + columns.shape[-1]) - start
+                inside = (positions >= 0) & (positions < stop - start)
+                for index, column in zip(positions[inside] // cell, np.flatnonzero(inside), strict=True):
+                    sums[..., index] += by_row[..., column]
+        return pooled / np.maximum(_visible_in_cells(stop - start, cell, causal=self.model.causal), 1).astype(
+            np.float32
+        )
+
+
+def probe_protein(model: ProteinLM, sequence: bytes = BPT1_BOVIN, *, name: str = "BPT1_BOVIN (P00974)") -> ProteinProbe:
+    """Return the probe of a protein.
+
+    Args:
+        model: a causal or bidirectional model.
+        sequence: the protein in ASCII letters.
+        name: the protein's name in figures and messages.
+
+    Raises:
+        InputError: a letter is outside the alphabet, or the protein is too long for the model.
+    """
+    return ProteinProbe(model, read_protein(model, sequence, name=name))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -42,23 +237,13 @@ def _queries_keys(graph, state, tokens):
     return nnx.merge(graph, state).queries_keys(tokens)
 
 
-def queries_keys(
-    model: ProteinLM, tokens: Integer[np.ndarray, "B L"]
-) -> tuple[Float[Array, "layers B L H D"], Float[Array, "layers B L H D"]]:
-    """Return the queries and keys of every layer, checked and compiled.
-
-    Raises:
-        ValueError: tokens is not integers [B, L].
-        InputError: L is more than the model's max_length.
-    """
-    limit = model.config.max_length
-    if tokens.shape[1] > limit:
-        raise InputError(f"the input has {tokens.shape[1]} tokens, but this model's max_length is {limit}.")
-    graph, state = nnx.split(model)
-    return _queries_keys(graph, state, jnp.asarray(tokens, jnp.int32))
+@functools.partial(jax.jit, static_argnums=0, static_argnames=("block", "causal"))
+def _column_block(graph, state, q, k, mask, start, *, block, causal):
+    columns = one_hot_columns(nnx.merge(graph, state), q, k, mask, start, block=block, causal=causal)
+    return columns.transpose(0, 2, 1, 3)
 
 
-def probe(
+def one_hot_columns(
     attention: nnx.Module,
     q: Float[Array, "B L H D"],
     k: Float[Array, "B L H D"],
@@ -68,16 +253,15 @@ def probe(
     block: int,
     causal: bool,
 ) -> Float32[Array, "B L H E"]:
-    """Return columns [start, start + block) of the attention matrix: out[b, i, h, e] is alpha from i to start
-    + e.
+    """Return columns [start, start + block) of the attention matrix: out[b, i, h, e] is the weight from i to start + e.
 
-    Rows of padding and columns past the end are 0. To be called under jit, where `start` may be traced.
+    Rows of padding and columns past the end are 0. The function is called under jit, where `start` may be traced.
     """
     batch, length, heads, _ = q.shape
     columns = start + jnp.arange(block)
     one_hot = (jnp.arange(length)[:, None] == columns[None, :]).astype(jnp.float32)
     values = jnp.broadcast_to(one_hot[None, :, None, :], (batch, length, heads, block))
-    # The accelerators' short products would show as noise of 1e-3 in a picture of weights.
+    # The low default precision of accelerators would show as noise of 1e-3 in a figure of weights.
     with jax.default_matmul_precision("highest"):
         out = attention(q, k, values, causal=causal, key_mask=mask)
     return jnp.where(mask[:, :, None, None], out, jnp.float32(0))
@@ -94,198 +278,31 @@ def fold_columns(
     block: int,
     causal: bool,
 ) -> Sums:
-    """Reduce an attention matrix without holding it; to be called under jit.
+    """Reduce an attention matrix block by block, without storing it. The function is called under jit.
 
     Args:
-        attention: a layer's mechanism.
-        q: queries, k: keys, of all tokens; mask: which tokens are no padding.
-        add: from sums, a start and columns [B, L, H, block] (see `probe`) to the next sums. The last block may reach
-            past the end: its columns there are 0, and arrays that `add` cuts at `start` must have room for it
-            (-(-L // block) * block columns).
-        sums: what to begin with, a tree of arrays.
-        block: columns at a time.
-        causal: whether the model is.
+        attention: the mechanism of a layer.
+        q: queries of all tokens.
+        k: keys of all tokens.
+        mask: tokens that are not padding.
+        add: function of (sums, start, columns) that returns the next sums, where columns is [B, L, H, block] (see
+            `one_hot_columns`). The last block may reach past the end, with columns of 0 there. Arrays that `add` slices
+            at `start` therefore need a length of ceil(L / block) * block.
+        sums: initial sums, a tree of arrays.
+        block: number of columns in a block.
+        causal: whether the model is causal.
     """
 
     def step(sums, start):
-        columns = probe(attention, q, k, mask, start, block=block, causal=causal)
+        columns = one_hot_columns(attention, q, k, mask, start, block=block, causal=causal)
         return add(sums, start, columns), None
 
     starts = jnp.arange(-(-q.shape[1] // block), dtype=jnp.int32) * block
     return jax.lax.scan(step, sums, starts)[0]
 
 
-@functools.partial(jax.jit, static_argnums=0, static_argnames=("block", "causal"))
-def _column_block(graph, state, q, k, mask, start, *, block, causal):
-    columns = probe(nnx.merge(graph, state), q, k, mask, start, block=block, causal=causal)
-    return columns.transpose(0, 2, 1, 3)
-
-
-def column_blocks(
-    model: ProteinLM,
-    tokens: Integer[np.ndarray, "B L"],
-    *,
-    layer: int,
-    heads: Sequence[int] | None = None,
-    block: int = BLOCK,
-) -> Iterator[tuple[int, Float32[np.ndarray, "B H L E"]]]:
-    """Stream a layer's attention matrices by columns, in memory O(B H L block).
-
-    Args:
-        model: a causal or bidirectional model.
-        tokens: ids [B, L]; 0 is padding.
-        layer: counted from 0.
-        heads: counted from 0; None means all.
-        block: columns at a time; the last block may have fewer.
-
-    Yields:
-        (start, columns): columns[b, h, i, e] is the attention weight from token i to token start + e,
-            float32.
-        Rows and columns of padding are 0.
-
-    Raises:
-        InputError: no such layer or head, or more tokens than the model's max_length.
-        ValueError: block is not positive.
-    """
-    chosen = check_heads(model, heads)
-    check_layers(model, [layer])
-    if block < 1:
-        raise ValueError(f"block must be a positive number of columns, not {block}")
-    q, k = queries_keys(model, tokens)
-    return _stream(model, q[layer], k[layer], tokens, layer, chosen, block)
-
-
-def _stream(model, q, k, tokens, layer, heads, block):
-    length = tokens.shape[1]
-    block = min(block, length)
-    mask = jnp.asarray(tokens != PAD)
-    graph, state = nnx.split(model.attention(layer))
-    for start in range(0, length, block):
-        columns = _column_block(graph, state, q, k, mask, jnp.int32(start), block=block, causal=model.causal)
-        yield start, np.asarray(columns)[:, heads, :, : length - start]
-
-
-def attention_map(
-    model: ProteinLM,
-    tokens: Integer[np.ndarray, "B L"],
-    *,
-    layer: int,
-    heads: Sequence[int] | None = None,
-    block: int = BLOCK,
-) -> Float32[np.ndarray, "B H L L"]:
-    """Return one layer's attention matrices: [b, h, i, j] is the weight from token i to token j.
-
-    Arguments and errors as `column_blocks`; the result itself is the only array of size L x L.
-    """
-    blocks = column_blocks(model, tokens, layer=layer, heads=heads, block=block)
-    return _assemble(blocks, len(check_heads(model, heads)), tokens.shape)
-
-
-def attention_maps(
-    model: ProteinLM,
-    tokens: Integer[np.ndarray, "B L"],
-    *,
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-    block: int = BLOCK,
-) -> Float32[np.ndarray, "layers B H L L"]:
-    """Return the attention matrices of several layers (None means all), stacked in the order asked for.
-
-    Arguments and errors as `column_blocks`.
-    """
-    chosen = check_heads(model, heads)
-    layers = check_layers(model, layers)
-    if block < 1:
-        raise ValueError(f"block must be a positive number of columns, not {block}")
-    q, k = queries_keys(model, tokens)
-    return np.stack(
-        [
-            _assemble(_stream(model, q[layer], k[layer], tokens, layer, chosen, block), len(chosen), tokens.shape)
-            for layer in layers
-        ]
-    )
-
-
-def save_attention_map(
-    model: ProteinLM,
-    tokens: Integer[np.ndarray, "B L"],
-    path: str | os.PathLike,
-    *,
-    layer: int,
-    heads: Sequence[int] | None = None,
-    block: int = BLOCK,
-) -> Path:
-    """Write one layer's attention matrices to a .npy file, block by block, in memory O(B H L block).
-
-    The file appears whole or not at all. `numpy.load(path, mmap_mode="r")` gives float32 [B, H, L, L] as
-    `attention_map` does, without reading it; columns lie one after another (Fortran order), as they are measured. 8
-    heads of 8192 tokens are 2 GiB.
-
-    Args:
-        path: the file's name, ending in .npy; its folder is made if missing, a file of that name replaced.
-
-    Other arguments as for `column_blocks`.
-
-    Raises:
-        InputError: as `column_blocks`, or the path does not end in .npy.
-    """
-    path = Path(path)
-    if path.suffix != ".npy":
-        raise InputError(f"{path} is no name for an attention map: it must end in .npy.")
-    blocks = column_blocks(model, tokens, layer=layer, heads=heads, block=block)
-    batch, length = tokens.shape
-    shape = (batch, len(check_heads(model, heads)), length, length)
-    with whole_file(path, "wb") as handle:
-        header = {"descr": np.lib.format.dtype_to_descr(np.dtype("<f4")), "fortran_order": True, "shape": shape}
-        np.lib.format.write_array_header_1_0(handle, header)
-        for _, columns in blocks:
-            handle.write(columns.astype("<f4", copy=False).tobytes(order="F"))
-    return path
-
-
-def pooled_maps(
-    model: ProteinLM,
-    tokens: Integer[np.ndarray, " L"],
-    residues: slice,
-    *,
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-    cell: int,
-    block: int = BLOCK,
-) -> Float32[np.ndarray, "layers H C C"]:
-    """Return the attention among residues averaged over cells of cell x cell pairs, in memory linear in L for given C.
-
-    Args:
-        tokens: of one protein, without padding.
-        residues: the tokens that are residues; others are cut away.
-        cell: residues on a side; the last cells may have fewer. With 1 the maps are the weights themselves.
-
-    Other arguments as for `attention_maps`.
-
-    Returns:
-        C = ceil(residues / cell). Cells are means over the pairs that the model can see (of a causal model, not over
-        those of later residues), 0 where there is none. Errors as for `column_blocks`.
-    """
-    if cell < 1 or block < 1:
-        raise ValueError(f"cell and block must be positive, not {cell} and {block}")
-    chosen = check_heads(model, heads)
-    layers = check_layers(model, layers)
-    q, k = queries_keys(model, tokens[None])
-    start, stop, _ = residues.indices(len(tokens))
-    row_cells = np.arange(0, stop - start, cell)
-    pooled = np.zeros((len(layers), len(chosen), len(row_cells), len(row_cells)), np.float32)
-    for sums, layer in zip(pooled, layers, strict=True):
-        for first, columns in _stream(model, q[layer], k[layer], tokens[None], layer, chosen, block):
-            by_row = np.add.reduceat(columns[0, :, start:stop], row_cells, axis=1)
-            places = np.arange(first, first + columns.shape[-1]) - start
-            inside = (places >= 0) & (places < stop - start)
-            for place, column in zip(places[inside] // cell, np.flatnonzero(inside), strict=True):
-                sums[..., place] += by_row[..., column]
-    return pooled / np.maximum(_visible_in_cells(stop - start, cell, causal=model.causal), 1).astype(np.float32)
-
-
 def _visible_in_cells(length, cell, *, causal):
-    """Return int [C, C]: the pairs of query and key in each cell that the model can see."""
+    """Return int [C, C]: the number of (query, key) pairs in each cell that the model can see."""
     cells = np.arange(-(-length // cell))
     size = np.minimum(cell, length - cells * cell)
     if not causal:
@@ -293,33 +310,25 @@ def _visible_in_cells(length, cell, *, causal):
     return np.where(np.eye(len(cells), dtype=bool), size * (size + 1) // 2, np.tril(np.outer(size, size), -1))
 
 
-def _assemble(blocks, num_heads, shape):
-    batch, length = shape
-    maps = np.empty((batch, num_heads, length, length), np.float32)
-    for start, columns in blocks:
-        maps[..., start : start + columns.shape[-1]] = columns
-    return maps
-
-
 def check_layers(model: ProteinLM, layers: Sequence[int] | None) -> list[int]:
-    """Return the layers asked for, each once, in the order in which they were first named; all for None.
+    """Return the layers without repeats, in the order of their first mention; None means all.
 
     Raises:
-        InputError: none is asked for, or one that the model lacks; the message names the range.
+        InputError: no layer is named, or the model lacks one; the message states the range.
     """
     return _in_range("layer", model.config.num_layers, layers)
 
 
 def check_heads(model: ProteinLM, heads: Sequence[int] | None) -> list[int]:
-    """Return the heads asked for, all for None; errors as for `check_layers`."""
+    """Return the heads without repeats; None means all. Errors are those of `check_layers`."""
     return _in_range("head", model.config.num_heads, heads)
 
 
-def _in_range(what, count, chosen):
-    chosen = list(dict.fromkeys(range(count) if chosen is None else chosen))
+def _in_range(kind, count, numbers):
+    chosen = list(dict.fromkeys(range(count) if numbers is None else numbers))
     for index in chosen:
         if not 0 <= index < count:
-            raise InputError(f"there is no {what} {index}: this model's {what}s go from 0 to {count - 1}.")
+            raise InputError(f"there is no {kind} {index}: this model's {kind}s go from 0 to {count - 1}.")
     if not chosen:
-        raise InputError(f"name at least one {what}: this model's {what}s go from 0 to {count - 1}.")
+        raise InputError(f"name at least one {kind}: this model's {kind}s go from 0 to {count - 1}.")
     return chosen

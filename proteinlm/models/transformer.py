@@ -3,14 +3,14 @@
 Axes: B batch, L residues, H heads, D head dim, F embed dim, V vocabulary, N layers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Array, Float, Float32, Integer
 
 from proteinlm.errors import InputError
 from proteinlm.models.attention import Attention, FavorConfig, MechanismConfig
@@ -240,6 +240,31 @@ class ProteinLM(nnx.Module):
 
         return self._layers(self._embed(tokens, positions), positions, attend)[1]
 
+    def hidden_states(self, tokens: Integer[Array, "B L"], layers: Sequence[int]) -> Float32[Array, "K B L F"]:
+        """Return the outputs of some layers.
+
+        Args:
+            tokens: ids; 0 is padding.
+            layers: K layers, counted from 0. The output of layer i is the input of layer i + 1. The last layer's
+                output is given after the final normalisation: it is the input of the output layer.
+
+        Raises:
+            IndexError: there is no such layer.
+        """
+        last = self.config.num_layers - 1
+        if odd := [layer for layer in layers if not 0 <= layer <= last]:
+            raise IndexError(f"layer {odd[0]}: the model has layers 0 to {last}")
+        mask, positions = self._places(tokens)
+
+        def attend(mechanism, q, k, v, _):
+            return mechanism(q, k, v, causal=self.causal, key_mask=mask), None
+
+        # The outputs of all layers are kept only where an earlier one than the last is asked for.
+        inner = any(layer != last for layer in layers)
+        x, kept = self._layers(self._embed(tokens, positions), positions, attend, outputs=inner)
+        final = self._normalised(x)
+        return jnp.stack([final if layer == last else kept[1][layer].astype(jnp.float32) for layer in layers])
+
     def prefill(self, tokens: Integer[Array, "B L"], max_length: int) -> tuple[Float[Array, "B L V"], DecodingState]:
         """Read a prompt, for tokens to come one by one.
 
@@ -331,25 +356,31 @@ class ProteinLM(nnx.Module):
 
     def _layers(
         self, x: Array, positions: Array, attend: Callable, *, keys: Array | None = None, memory: Any = None,
-        layout: Layout = WHOLE,
+        layout: Layout = WHOLE, outputs: bool = False,
     ) -> tuple[Array, Any]:  # fmt: skip
         """Return x after all layers, and what `attend` keeps of each, stacked.
 
-        `attend` takes (mechanism, q, k, v, the layer's own part of `memory`); `keys` are of dropout, one a layer.
+        `attend` takes (mechanism, q, k, v, the layer's own part of `memory`); `keys` are of dropout, one a layer. With
+        `outputs`, (what `attend` keeps, the layer's output) is stacked.
         """
         rotation = rotation_of(positions, self.config.head_dim) if self.config.rotary else None
         graph, state = nnx.split(self.blocks)
 
         def layer(x, inputs):
             state, key, memory = inputs
-            return nnx.merge(graph, state)(layout.residual(x), lambda *qkv: attend(*qkv, memory), rotation, key)
+            x, kept = nnx.merge(graph, state)(layout.residual(x), lambda *qkv: attend(*qkv, memory), rotation, key)
+            return x, ((kept, x) if outputs else kept)
 
         if self.config.remat != "none":
             layer = jax.checkpoint(layer, policy=_KEPT[self.config.remat])
         return jax.lax.scan(layer, x, (state, keys, memory))
 
+    def _normalised(self, x: Array) -> Array:
+        """Return the input of the output layer, float32 [B, L, F]."""
+        return x.astype(jnp.float32) if self.norm is None else self.norm(x)
+
     def _logits(self, x: Array) -> Array:
-        x = x.astype(jnp.float32) if self.norm is None else self.norm(x)
+        x = self._normalised(x)
         if self.head is not None:
             return self.head(x)
         logits = x @ self.embedding[...].T

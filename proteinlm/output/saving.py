@@ -59,3 +59,10 @@ def save_arrays(stem: Path, arrays: Mapping[str, Any]) -> str:
     path = stem.with_suffix(".npz")
     write_arrays(path, arrays)
     return str(path)
+
+
+def rounded(values: Any, digits: int = 4) -> Any:
+    """Return numbers for JSON: nested lists for an array, rounded; None for NaN, which JSON does not have."""
+    if np.ndim(values):
+        return [rounded(value, digits) for value in values]
+    return None if np.isnan(values) else round(float(values), digits)

@@ -9,21 +9,17 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-from flax import nnx
-from jax.sharding import Mesh
 
 from proteinlm.config import Config
 from proteinlm.devices import sharding
 from proteinlm.errors import InputError
-from proteinlm.models.transformer import ProteinLM
-from proteinlm.runs.folder import CHECKPOINTS, numbered, read_run_files
+from proteinlm.runs.folder import CHECKPOINTS, numbered
 from proteinlm.runs.storage_errors import full_disk_is_said, of_main_thread, quiet_callbacks, reason_of
 
 
@@ -274,74 +270,3 @@ def _parts(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
-
-
-@dataclass(frozen=True)
-class Run:
-    """A trained model, where it came from, and the mesh that it lies on (None: one device)."""
-
-    folder: Path
-    config: Config
-    step: int
-    model: ProteinLM
-    dataset: str
-    dataset_fingerprint: str
-    mesh: Mesh | None = None
-
-    @property
-    def name(self) -> str:
-        """The folder's name."""
-        return self.folder.resolve().name
-
-
-def load_run(run: str | Path, step: int | str | None = None, *, mesh_of: Callable[[Config], Mesh] | None = None) -> Run:
-    """Load the model of a run folder from its newest checkpoint, or from that of `step`.
-
-    Args:
-        run: the folder.
-        step: of the checkpoint; "best" is that of the lowest loss on valid (the sample of `eval_examples`) among those
-            kept.
-        mesh_of: gives the mesh that the model shall lie on, whichever it was trained on; None is this process's first
-            device.
-
-    Raises:
-        InputError: not a run's folder, no checkpoint, no such step (the steps that exist are named), or arrays that
-            do not fit the config.
-    """
-    run = Path(run)
-    _, origin = read_run_files(run)
-    if not (run / CHECKPOINTS).is_dir():
-        raise InputError(f"{run} has no checkpoints yet: train first, or name another run.")
-    checkpoints = Checkpoints(run, read_only=True)
-    try:
-        steps = checkpoints.steps()
-        if not steps:
-            raise InputError(f"{run} has no checkpoints yet: train first, or name another run.")
-        step = _chosen(run, checkpoints, steps, step)
-        config = checkpoints.config(step)
-        abstract = nnx.eval_shape(
-            lambda: ProteinLM(config.model, causal=config.causal, key=jax.random.key(config.seed))
-        )
-        graph, state = nnx.split(abstract)
-        mesh = mesh_of(config) if mesh_of else None
-        placed = sharding.abstract(state, mesh or sharding.one_device(), config.model.attention)
-        model = nnx.merge(graph, checkpoints.restore_model(step, placed))
-    finally:
-        checkpoints.close()
-    return Run(run, config, step, model, origin["dataset"], origin["fingerprint"], mesh)
-
-
-def _chosen(run: Path, checkpoints: Checkpoints, steps: list[int], wanted: int | str | None) -> int:
-    """Return the step of the checkpoint that was asked for: a number, "best", or None for the newest."""
-    there = f"there {'is' if len(steps) == 1 else 'are'} {', '.join(map(str, steps))}"
-    if wanted is None:
-        return steps[-1]
-    if wanted == "best":
-        if (best := checkpoints.best()) is None:
-            raise InputError(
-                f"{run} has no best checkpoint: none was saved with a loss on valid; {there}: name one of them."
-            )
-        return best
-    if wanted not in steps:
-        raise InputError(f"{run} has no checkpoint of step {wanted}; {there}, or best.")
-    return int(wanted)

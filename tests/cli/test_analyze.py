@@ -18,7 +18,7 @@ from proteinlm.data.batches.batches import evaluation_batches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.errors import InputError
 from proteinlm.evaluation.sequences import sequence_facts
-from proteinlm.runs.checkpoints import load_run
+from proteinlm.runs.loading import load_run
 from proteinlm.training.train import train
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "analysis"))

@@ -17,7 +17,7 @@ from proteinlm.errors import InputError
 from proteinlm.evaluation import evaluate as evaluate_module
 from proteinlm.evaluation.evaluate import evaluate, evaluate_command, evaluate_split, make_evaluation_step, write_scores
 from proteinlm.output import files
-from proteinlm.runs.checkpoints import load_run
+from proteinlm.runs.loading import load_run
 
 
 def result_of(run, split, **changes):
@@ -129,7 +129,7 @@ def test_an_empty_split_has_no_row(tiny_runs, dataset_without_ood, capsys):
 
 
 def test_the_command_writes_tables_that_say_what_they_are(tiny_runs, capsys):
-    evaluate_command([tiny_runs["causal"], tiny_runs["masked"]], ("test", "ood"), None, None)
+    evaluate_command([tiny_runs["causal"], tiny_runs["masked"]], ("test", "ood"), None, "last")
     text = capsys.readouterr().out
     for word in ("uniform guess", "empirical baseline", "causal", "masked", "residues+eos", "bits/token", "ood"):
         assert word in text
@@ -152,7 +152,7 @@ def test_folders_that_cannot_be_written_are_refused_before_a_model_runs(tiny_run
     run = tiny_runs["causal"]
     for refused, options in ((run, {}), (tmp_path / "tables", {"table": True, "output": tmp_path / "tables"})):
         with pytest.raises(InputError, match=rf"{refused} cannot be written \(Read-only file system\)"):
-            evaluate_command([run], ("test",), None, None, **options)
+            evaluate_command([run], ("test",), None, "last", **options)
 
 
 def test_scores_are_shown_though_they_cannot_be_written(tiny_runs, monkeypatch, capsys):
@@ -166,7 +166,7 @@ def test_scores_are_shown_though_they_cannot_be_written(tiny_runs, monkeypatch, 
 
     monkeypatch.setattr(evaluate_module, "write_scores", full)
     with pytest.raises(OSError, match="No space left"):
-        evaluate_command([tiny_runs["causal"], tiny_runs["masked"]], ("ood",), None, None)
+        evaluate_command([tiny_runs["causal"], tiny_runs["masked"]], ("ood",), None, "last")
     shown = capsys.readouterr().out
     assert "causal (first 128 tokens)" in shown
     assert "masked (first 128 tokens)" in shown

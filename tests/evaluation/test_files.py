@@ -17,7 +17,7 @@ from proteinlm.errors import InputError
 from proteinlm.evaluation.breakdowns import BREAKDOWNS
 from proteinlm.evaluation.evaluate import evaluate_command
 from proteinlm.evaluation.files import facts_of
-from proteinlm.runs.checkpoints import load_run
+from proteinlm.runs.loading import load_run
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def details(tiny_runs, tiny_dataset, tmp_path_factory):
         [folder / "masked"],
         ("test", "ood"),
         folder / "dataset",
-        None,
+        "last",
         by=BREAKDOWNS,
         calibrate=True,
         table=True,
@@ -109,8 +109,8 @@ def test_windows_have_breakdowns_by_token_alone(tiny_runs, tmp_path, capsys):
     shutil.copytree(tiny_runs["concat"], tmp_path / "concat")
     for by in ("family", "length", "identity"):
         with pytest.raises(InputError, match=f"no breakdown by {by}: .* residue and position|no breakdown by {by}"):
-            evaluate_command([tmp_path / "concat"], ("test",), None, None, by=[by])
-    evaluate_command([tmp_path / "concat"], ("test",), None, None, by=["residue", "position"])
+            evaluate_command([tmp_path / "concat"], ("test",), None, "last", by=[by])
+    evaluate_command([tmp_path / "concat"], ("test",), None, "last", by=["residue", "position"])
     cells = pd.read_csv(tmp_path / "concat" / "evaluation_by_position.csv")
     assert set(cells.rows) == {"windows of 128 tokens"}
     assert not (tmp_path / "concat" / "sequences.parquet").exists()
@@ -119,7 +119,7 @@ def test_windows_have_breakdowns_by_token_alone(tiny_runs, tmp_path, capsys):
 def test_what_a_dataset_has_not_is_said_before_the_model_runs(tiny_runs, tiny_dataset, monkeypatch):
     monkeypatch.setattr("proteinlm.evaluation.evaluate.evaluate_splits", None)
     with pytest.raises(InputError, match="--split-identity"):
-        evaluate_command([tiny_runs["causal"]], ("test",), None, None, by=["identity"])
+        evaluate_command([tiny_runs["causal"]], ("test",), None, "last", by=["identity"])
     assert set(facts_of(ProteinDataset.open(tiny_dataset), ("test", "ood"), "isolated", ())) == {"test", "ood"}
 
 
@@ -175,6 +175,6 @@ def test_what_the_user_can_mend(tiny_runs, monkeypatch, capsys, words, said):
 def test_runs_of_one_name_are_told_apart(tiny_runs, tmp_path, capsys):
     for name in ("one", "two"):
         shutil.copytree(tiny_runs["causal"], tmp_path / name / "causal")
-    evaluate_command([tmp_path / "one/causal", tmp_path / "two/causal"], ("ood",), None, None, table=True)
+    evaluate_command([tmp_path / "one/causal", tmp_path / "two/causal"], ("ood",), None, "last", table=True)
     assert list(pd.read_csv(tmp_path / "table.csv").model) == ["Empirical baseline", "one/causal", "two/causal"]
     assert "two/causal (first" in capsys.readouterr().out.replace("\n", "")

@@ -19,7 +19,7 @@ from proteinlm.evaluation.evaluate import evaluate_split, make_evaluation_step
 from proteinlm.evaluation.sums import CONFIDENCE_BINS, as_sums, bin_ends, cells_of, sum_cells, sum_rows, token_values
 from proteinlm.models.objective import make_example
 from proteinlm.models.randomness import random_key
-from proteinlm.runs.checkpoints import load_run
+from proteinlm.runs.loading import load_run
 
 NAMES = ("residue", "position", "confidence")
 

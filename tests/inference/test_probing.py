@@ -13,6 +13,8 @@ from tiny_models import DISTINCT, mechanism
 from proteinlm import alphabet
 from proteinlm.errors import InputError
 from proteinlm.inference import probing
+from proteinlm.inference.probing import Probe, ProteinProbe, probe_protein
+from proteinlm.inference.proteins import Protein
 
 LENGTH = 23
 
@@ -39,14 +41,14 @@ def test_probing_equals_the_explicit_matrix(make_model, explicit_maps, tokens, n
     tolerance = CASES[name].tolerance * max(1.0, np.abs(expected).max())
     # A block that does not divide L, and for some one larger than L.
     for block in (5, 64) if name in ("softmax", "relu") else (5,):
-        found = probing.attention_maps(model, tokens, block=block)
+        found = Probe(model, tokens).maps(block=block)
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, expected, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["softmax", "favor", "generalized"])
 def test_rows_of_tokens_sum_to_one_and_padding_gets_nothing(make_model, tokens, kind):
-    found = probing.attention_map(make_model(kind, causal=True), tokens, layer=1)
+    found = Probe(make_model(kind, causal=True), tokens).map(1)
     real = tokens != alphabet.PAD
     sums = np.broadcast_to(real[:, None, :], found.shape[:3])
     np.testing.assert_allclose(found.sum(-1), sums, atol=1e-3)
@@ -56,29 +58,29 @@ def test_rows_of_tokens_sum_to_one_and_padding_gets_nothing(make_model, tokens, 
 
 def test_layers_differ_and_stack_in_the_order_asked_for(make_model, tokens):
     model = make_model("favor", num_layers=3)
-    maps = probing.attention_maps(model, tokens, layers=[2, 0], heads=[1])
+    maps = Probe(model, tokens).maps(layers=[2, 0], heads=[1])
     assert maps.shape == (2, 3, 1, LENGTH, LENGTH)
     for place, layer in enumerate((2, 0)):
-        one = probing.attention_map(model, tokens, layer=layer, block=64)
+        one = Probe(model, tokens).map(layer, block=64)
         np.testing.assert_allclose(maps[place], one[:, 1:2], atol=1e-6)
     assert np.abs(maps[0] - maps[1]).max() > 1e-3
-    assert probing.attention_maps(model, tokens).shape == (3, 3, 2, LENGTH, LENGTH)
+    assert Probe(model, tokens).maps().shape == (3, 3, 2, LENGTH, LENGTH)
 
 
 def test_column_blocks_stream_the_map_in_order(make_model, tokens):
     model = make_model("generalized")
-    blocks = list(probing.column_blocks(model, tokens, layer=0, block=5))
+    blocks = list(Probe(model, tokens).columns(0, block=5))
     assert [start for start, _ in blocks] == [0, 5, 10, 15, 20]
     assert [columns.shape[-1] for _, columns in blocks] == [5, 5, 5, 5, 3]
     joined = np.concatenate([columns for _, columns in blocks], -1)
-    np.testing.assert_array_equal(joined, probing.attention_map(model, tokens, layer=0, block=5))
+    np.testing.assert_array_equal(joined, Probe(model, tokens).map(0, block=5))
 
 
 def test_one_compilation_serves_every_block_and_layer(make_model, tokens):
     model = make_model("favor", num_layers=3)
-    probing.attention_maps(model, tokens, layers=[0], block=5)
+    Probe(model, tokens).maps(layers=[0], block=5)
     before = probing._column_block._cache_size()
-    probing.attention_maps(model, tokens, block=5)
+    Probe(model, tokens).maps(block=5)
     assert probing._column_block._cache_size() == before
 
 
@@ -123,17 +125,17 @@ def test_no_mechanism_makes_an_array_of_length_by_length(make_model, name, causa
 
 def test_a_map_on_the_disk_is_the_map_and_appears_whole(make_model, tokens, tmp_path):
     model = make_model("favor", causal=True)
-    path = probing.save_attention_map(model, tokens, tmp_path / "new" / "map.npy", layer=1, heads=[1], block=5)
+    path = Probe(model, tokens).save(tmp_path / "new" / "map.npy", 1, heads=[1], block=5)
     assert [file.name for file in path.parent.iterdir()] == ["map.npy"]
     mapped = np.load(path, mmap_mode="r")
     assert isinstance(mapped, np.memmap)
     assert mapped.dtype == np.float32
-    expected = probing.attention_map(model, tokens, layer=1, heads=[1], block=5)
+    expected = Probe(model, tokens).map(1, heads=[1], block=5)
     np.testing.assert_array_equal(mapped, expected)
     with pytest.raises(InputError, match=r"map\.txt.*must end in \.npy"):
-        probing.save_attention_map(model, tokens, tmp_path / "map.txt", layer=1)
+        Probe(model, tokens).save(tmp_path / "map.txt", 1)
     with pytest.raises(InputError, match="no layer 7"):
-        probing.save_attention_map(model, tokens, tmp_path / "map.npy", layer=7)
+        Probe(model, tokens).save(tmp_path / "map.npy", 7)
     assert [file.name for file in tmp_path.iterdir()] == ["new"]
 
 
@@ -142,15 +144,15 @@ def test_a_map_that_fails_half_way_leaves_no_file(make_model, tokens, tmp_path, 
         yield 0, np.zeros((3, 2, LENGTH, 5), np.float32)
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(probing, "column_blocks", fails)
+    monkeypatch.setattr(Probe, "columns", fails)
     with pytest.raises(RuntimeError, match="gone"):
-        probing.save_attention_map(make_model(), tokens, tmp_path / "map.npy", layer=0)
+        Probe(make_model(), tokens).save(tmp_path / "map.npy", 0)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_fold_sees_every_column_once(make_model, tokens):
     model = make_model("favor")
-    q, k = probing.queries_keys(model, tokens)
+    q, k = Probe(model, tokens).queries_keys
     weight = jnp.arange(25.0)
 
     @jax.jit
@@ -164,7 +166,7 @@ def test_a_fold_sees_every_column_once(make_model, tokens):
         attention = model.attention(1)
         return probing.fold_columns(attention, q, k, mask, add, (zero, zero), block=5, causal=False)
 
-    whole = probing.attention_map(model, tokens, layer=1).transpose(0, 2, 1, 3)
+    whole = Probe(model, tokens).map(1).transpose(0, 2, 1, 3)
     sums, places = moments(q[1], k[1])
     np.testing.assert_allclose(sums, whole.sum(-1), atol=1e-5)
     np.testing.assert_allclose(places, whole @ np.arange(LENGTH), atol=1e-4)
@@ -175,8 +177,9 @@ def test_a_fold_sees_every_column_once(make_model, tokens):
 def test_pooled_maps_are_means_over_what_can_be_seen(make_model, tokens, causal, cell):
     model = make_model("favor", causal=causal)
     residues = slice(1, 22)
-    found = probing.pooled_maps(model, tokens[0], residues, layers=[1], heads=[1], cell=cell, block=5)
-    whole = probing.attention_map(model, tokens[:1], layer=1)[0, 1, residues, residues]
+    probe = ProteinProbe(model, Protein("p", tokens[0], residues))
+    found = probe.pooled(layers=[1], heads=[1], cell=cell, block=5)
+    whole = Probe(model, tokens[:1]).map(1)[0, 1, residues, residues]
     expected = np.zeros((1, 1, -(-21 // cell), -(-21 // cell)))
     for row in range(expected.shape[2]):
         for column in range(expected.shape[3]):
@@ -190,12 +193,12 @@ def test_pooled_maps_are_means_over_what_can_be_seen(make_model, tokens, causal,
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, atol=1e-6)
     with pytest.raises(ValueError, match="cell"):
-        probing.pooled_maps(model, tokens[0], residues, cell=0)
+        probe.pooled(cell=0)
 
 
 def test_a_bfloat16_model_gives_a_float32_map(make_model, explicit_maps, tokens):
     model = make_model("softmax", dtype="bfloat16")
-    found = probing.attention_map(model, tokens, layer=0)
+    found = Probe(model, tokens).map(0)
     assert found.dtype == np.float32
     # Eight bits of mantissa: one part in 256 of weights that are at most 1.
     np.testing.assert_allclose(found, explicit_maps(model, tokens)[0], atol=8e-3)
@@ -212,21 +215,28 @@ def test_a_bfloat16_model_gives_a_float32_map(make_model, explicit_maps, tokens)
 )
 def test_layers_and_heads_out_of_range_name_the_range(make_model, tokens, options, message):
     with pytest.raises(InputError, match=message):
-        probing.attention_map(make_model(), tokens, **options)
+        Probe(make_model(), tokens).map(**options)
     with pytest.raises(InputError, match=message):
-        probing.column_blocks(make_model(), tokens, **options)
+        Probe(make_model(), tokens).columns(**options)
 
 
 def test_too_many_tokens_name_both_numbers(make_model):
     with pytest.raises(InputError, match=r"65 tokens.*max_length is 64"):
-        probing.attention_map(make_model(), np.ones((1, 65), np.uint8), layer=0)
+        Probe(make_model(), np.ones((1, 65), np.uint8))
+
+
+def test_a_protein_that_cannot_be_read_is_named(make_model):
+    with pytest.raises(InputError, match=r"BPT1.*100 residues.*at most 64"):
+        probe_protein(make_model())
+    with pytest.raises(InputError, match="mine: the letter '@' at residue 1"):
+        probe_protein(make_model(), b"@", name="mine")
 
 
 def test_a_block_must_be_positive(make_model, tokens):
     with pytest.raises(ValueError, match="block"):
-        probing.attention_map(make_model(), tokens, layer=0, block=0)
+        Probe(make_model(), tokens).map(0, block=0)
     with pytest.raises(ValueError, match="block"):
-        probing.attention_maps(make_model(), tokens, block=-1)
+        Probe(make_model(), tokens).maps(block=-1)
 
 
 def test_layers_and_heads_named_twice_count_once(make_model):

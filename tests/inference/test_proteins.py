@@ -12,7 +12,6 @@ from proteinlm.inference.proteins import (
     clipped,
     read_protein,
     read_proteins,
-    refuse_fewer,
 )
 
 
@@ -74,10 +73,3 @@ def test_clipped_counts_and_names(make_model):
     assert found[1] == b"MKV"
     with pytest.raises(InputError, match="sequence 2: the letter '1' at residue 1"):
         clipped(model, [b"A", b"1"])
-
-
-def test_fewer_than_asked():
-    refuse_fewer([b"A"], None)
-    refuse_fewer([b"A"], 1)
-    with pytest.raises(InputError, match="1,000 sequences were asked for, but there are only 1: ask"):
-        refuse_fewer([b"A"], 1000)

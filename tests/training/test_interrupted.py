@@ -12,7 +12,8 @@ from small_runs import dataset, rows, small, unscored  # noqa: F401 (fixtures)
 from proteinlm.data.batches.batches import TrainBatches
 from proteinlm.errors import InputError, Interrupted
 from proteinlm.evaluation.metrics import Sums
-from proteinlm.runs.checkpoints import Checkpoints, load_run
+from proteinlm.runs.checkpoints import Checkpoints
+from proteinlm.runs.loading import load_run
 from proteinlm.training import train as module
 from proteinlm.training.resume import differences
 from proteinlm.training.train import train

@@ -26,7 +26,8 @@ from proteinlm.data.batches.batches import evaluation_batches
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.errors import InputError
 from proteinlm.evaluation.evaluate import evaluate_split, make_evaluation_step
-from proteinlm.runs.checkpoints import Checkpoints, load_run
+from proteinlm.runs.checkpoints import Checkpoints
+from proteinlm.runs.loading import load_run
 from proteinlm.runs.logs import read_metrics
 from proteinlm.training.step import TrainStep
 from proteinlm.training.train import Interrupted, train

@@ -1,4 +1,4 @@
-"""Substitution matrices, and whether a similarity of amino acids agrees with one."""
+"""Substitution matrices, and the agreement of an amino-acid similarity with one of them."""
 
 from dataclasses import asdict, dataclass
 
@@ -16,8 +16,7 @@ BLOSUMS = ("BLOSUM45", "BLOSUM50", "BLOSUM62", "BLOSUM80", "BLOSUM90")
 def normalised_blosum(name: str = "BLOSUM62") -> Float64[np.ndarray, "a b"]:
     """Return B(a, b) / sqrt(B(a, a) B(b, b)), [20, 20], in the order of alphabet.STANDARD_RESIDUES.
 
-    The diagonal is 1, so that a rare, well conserved residue (W scores 11 with itself) is on the scale of the
-    others.
+    The diagonal is 1, which puts a rare, well conserved residue (W scores 11 with itself) on the same scale as others.
 
     Raises:
         InputError: the name is not one of BLOSUM45, 50, 62, 80 and 90.
@@ -26,10 +25,10 @@ def normalised_blosum(name: str = "BLOSUM62") -> Float64[np.ndarray, "a b"]:
         raise InputError(f"there is no substitution matrix {name!r}; choose one of {', '.join(BLOSUMS)}.")
     matrix = substitution_matrices.load(name.upper())
     assert isinstance(matrix, substitution_matrices.Array)
-    places = [matrix.alphabet.index(letter) for letter in STANDARD_RESIDUES]
-    scores = np.asarray(matrix, np.float64)[np.ix_(places, places)]
-    own = np.sqrt(np.diag(scores))
-    return scores / (own[:, None] * own[None, :])
+    order = [matrix.alphabet.index(letter) for letter in STANDARD_RESIDUES]
+    scores = np.asarray(matrix, np.float64)[np.ix_(order, order)]
+    norms = np.sqrt(np.diag(scores))
+    return scores / (norms[:, None] * norms[None, :])
 
 
 @dataclass(frozen=True)
@@ -37,11 +36,11 @@ class Agreement:
     """The correlation of two similarities over pairs of different amino acids.
 
     Attributes:
-        pearson, spearman: correlation coefficients; NaN when one side does not vary.
-        pearson_p, spearman_p: one-sided p-values of Mantel's test: how often a shuffle of the amino acids'
-            names gives a correlation at least as high.
-        num_pairs: pairs compared; 190 when all 20 amino acids occur.
-        num_permutations: shuffles drawn.
+        pearson, spearman: correlation coefficients; NaN if one of the similarities is constant.
+        pearson_p, spearman_p: one-sided p-values of Mantel's test: the share of permutations of the amino acids with a
+            correlation at least as high.
+        num_pairs: number of pairs compared; 190 if all 20 amino acids occur.
+        num_permutations: number of permutations.
     """
 
     pearson: float
@@ -52,7 +51,7 @@ class Agreement:
     num_permutations: int
 
     def to_dict(self) -> dict:
-        """Return the fields for JSON; NaN, which JSON lacks, becomes None."""
+        """Return the fields for JSON; NaN, which JSON does not have, becomes None."""
         return {key: None if value != value else value for key, value in asdict(self).items()}
 
 
@@ -65,15 +64,15 @@ def compare(
 ) -> Agreement:
     """Correlate two similarity matrices over their off-diagonal pairs, with Mantel's permutation test.
 
-    The 190 pairs share 20 amino acids and so are not independent: the p-value comes from permuting the amino
-    acids of one matrix (rows and columns together), never the pairs. p = (1 + number as high) / (1 + number
-    drawn).
+    The 190 pairs share 20 amino acids and are not independent. The test therefore permutes the amino acids of one
+    matrix (rows and columns together) and not the pairs. p = (1 + number of permutations with a correlation at least as
+    high) / (1 + number of permutations).
 
     Args:
-        first, second: [A, A]; not symmetric ones count as the mean of both directions. An amino acid whose
-            row is NaN is left out.
-        permutations: shuffles to draw.
-        seed: of the shuffles.
+        first, second: [A, A]; of an asymmetric matrix the mean of both directions is used. An amino acid whose row is
+            NaN is left out.
+        permutations: number of permutations.
+        seed: seed of the permutations.
 
     Raises:
         InputError: fewer than four amino acids can be compared.
@@ -83,7 +82,7 @@ def compare(
     first, second = first[np.ix_(known, known)], second[np.ix_(known, known)]
     size = len(first)
     if size < 4:
-        raise InputError(f"only {size} amino acids can be compared, and four are needed: give more sequences.")
+        raise InputError(f"only {size} amino acids can be compared, and four are needed: use more sequences.")
     upper = np.triu_indices(size, 1)
     rng = np.random.default_rng(seed)
     orders = np.stack([np.arange(size), *(rng.permutation(size) for _ in range(permutations))])
@@ -92,7 +91,7 @@ def compare(
         x, y = first[upper], second[upper]
         if rank:
             x, y = stats.rankdata(x), stats.rankdata(y)
-        # Ranks of pairs move with the pairs, so that a square of ranks is permuted like one of values.
+        # The ranks of pairs move with the pairs, so that a matrix of ranks can be permuted like one of values.
         square = np.zeros((size, size))
         square[upper] = x
         square += square.T
@@ -102,10 +101,10 @@ def compare(
 
 
 def _known(matrix: np.ndarray) -> np.ndarray:
-    """Return which amino acids have values: those never seen have a row of NaN, off the diagonal too."""
+    """Return bool [A], the amino acids with values. One that never occurs has a row of NaN, off the diagonal too."""
     off = np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
     known = np.logical_not(np.isnan(off).all(1))
-    # Of the seen ones, a pair may still be missing: leave out the worst until none is.
+    # Pairs of occurring amino acids can be missing too: leave out the one with most gaps until no pair is missing.
     while np.isnan(off[np.ix_(known, known)]).sum() > known.sum():
         gaps = np.where(known, np.isnan(off[:, known]).sum(1), -1)
         known[np.argmax(gaps)] = False
@@ -113,14 +112,14 @@ def _known(matrix: np.ndarray) -> np.ndarray:
 
 
 def _mantel(square, target, orders, upper):
-    """Return the correlation for the first order (the identity) and the share of orders with one as high."""
+    """Return the correlation for the first order (the identity) and the share of orders with at least this value."""
     moved = square[orders[:, upper[0]], orders[:, upper[1]]]
     moved = moved - moved.mean(1, keepdims=True)
     scale = np.sqrt((moved[0] ** 2).sum() * (target**2).sum())
     if scale < 1e-12:
         return float("nan"), float("nan")
     correlations = moved @ target / scale
-    # The identity counts as one of the draws; ties by rounding count as as high.
+    # The identity counts as a permutation. Differences by rounding count as ties.
     p = float((correlations >= correlations[0] - 1e-12).mean())
     return float(correlations[0]), p
 
@@ -128,16 +127,16 @@ def _mantel(square, target, orders, upper):
 def closest_pairs(
     similarity: Float[np.ndarray, "a b"], reference: Float[np.ndarray, "a b"], *, number: int = 10
 ) -> list[dict]:
-    """Return the most similar pairs of different amino acids, best first; ties in alphabetical order.
+    """Return the most similar pairs of different amino acids, the highest first; ties are in alphabetical order.
 
     Args:
-        similarity: [20, 20] in the order of alphabet.STANDARD_RESIDUES; the mean of both directions counts.
+        similarity: [20, 20] in the order of alphabet.STANDARD_RESIDUES; the mean of both directions is used.
         reference: [20, 20], a normalised BLOSUM.
-        number: how many pairs; all 190 if larger.
+        number: largest number of pairs; there are 190.
 
     Returns:
-        dicts with "pair" (two letters), "rank" (from 1), "similarity", "blosum" and "blosum_rank" (1 + the
-        number of pairs with a higher score). Pairs without a value are not listed.
+        dicts with "pair" (two letters), "rank" (from 1), "similarity", "blosum" and "blosum_rank" (1 + the number of
+        pairs with a higher score). Pairs without a value are left out.
     """
     rows, columns = np.triu_indices(NUM_STANDARD, 1)
     values = ((similarity + similarity.T) / 2)[rows, columns]
@@ -146,10 +145,10 @@ def closest_pairs(
     return [
         {
             "pair": STANDARD_RESIDUES[rows[pair]] + STANDARD_RESIDUES[columns[pair]],
-            "rank": place + 1,
+            "rank": rank,
             "similarity": float(values[pair]),
             "blosum": float(scores[pair]),
             "blosum_rank": 1 + int((scores > scores[pair] + 1e-12).sum()),
         }
-        for place, pair in enumerate(order[:number])
+        for rank, pair in enumerate(order[:number], 1)
     ]

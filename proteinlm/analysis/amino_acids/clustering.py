@@ -1,4 +1,4 @@
-"""An order of amino acids in which those that a model treats alike stand together."""
+"""An order of the amino acids by hierarchical clustering, with similar ones next to each other."""
 
 import numpy as np
 from jaxtyping import Float
@@ -7,22 +7,22 @@ from scipy.spatial.distance import squareform
 
 
 def clustered_order(similarity: Float[np.ndarray, "a a"]) -> list[int]:
-    """Return the amino acids in the order of the leaves of a hierarchical clustering.
+    """Return the indices of the amino acids in the order of the leaves of a hierarchical clustering.
 
-    Average linkage of the distance max(similarity) - similarity, both directions of a pair averaged; of the orders that
-    a tree allows, that in which neighbours are most alike (scipy's optimal ordering). Amino acids with a missing value
-    come last, in the order given.
+    The distance is max(similarity) - similarity, the mean of both directions of a pair, with average linkage. Of the
+    orders that the tree allows, the one with the most similar neighbours is returned (scipy's optimal ordering). Amino
+    acids with a missing value come last, in their original order.
 
     Args:
-        similarity: [A, A]; NaN for an amino acid that never occurs. The diagonal does not count.
+        similarity: [A, A]; NaN for an amino acid that never occurs. The diagonal is not used.
     """
     both = (similarity + similarity.T) / 2
     off = ~np.eye(len(both), dtype=bool)
     known = list(range(len(both)))
-    # The worst first, so that one missing pair costs one amino acid alone.
+    # The one with most gaps first, so that a missing pair removes only one amino acid.
     while known and (gaps := (np.isnan(both) & off)[np.ix_(known, known)].sum(1)).any():
         known.pop(len(known) - 1 - int(np.argmax(gaps[::-1])))
-    rest = [place for place in range(len(both)) if place not in known]
+    rest = [index for index in range(len(both)) if index not in known]
     if len(known) < 3:
         return [*known, *rest]
     values = both[np.ix_(known, known)]

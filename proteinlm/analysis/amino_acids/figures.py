@@ -1,4 +1,4 @@
-"""Figures of amino-acid similarity beside a substitution matrix; each function returns the Figure and its Axes."""
+"""A figure of amino-acid similarity beside a substitution matrix."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ GROUPS = (
     ("basic", "KRH"),
     ("other", "CGP"),
 )
-"""The 20 amino acids by class; the order of the axes of a similarity matrix."""
+"""The 20 amino acids by class, in the order of the axes of a similarity matrix."""
 
 
 def similarity_figure(
@@ -33,23 +33,22 @@ def similarity_figure(
     title: str | None = None,
     order: Sequence[int] | None = None,
 ) -> tuple[Figure, np.ndarray]:
-    """Draw a substitution matrix and a model's amino-acid similarity side by side (Performer paper, figure
-    13).
+    """Draw a substitution matrix and a model's amino-acid similarity side by side (Performer paper, figure 13).
 
-    The amino acids stand in classes, divided by lines, or in an order that is given, the same for both; then a mark
-    above each says its class. Both scales are centred on 0 and end at the matrix's own largest absolute value off the
-    diagonal; the diagonal, 1 by definition, is white. The colours (cividis) pass from dark blue through grey at 0 to
-    yellow: they diverge in hue and still rise in lightness all the way. Those of the usual diverging maps do not: in
-    greyscale their two ends are alike.
+    Both matrices have the same order: by class, with lines between the classes, or the order given, with a mark above
+    each amino acid for its class. Each scale is centred on 0 and ends at the matrix's largest absolute value off the
+    diagonal. The diagonal, 1 by definition, is white. The colours (cividis) go from dark blue through grey at 0 to
+    yellow: they diverge in hue while their lightness rises. The two ends of the usual diverging maps look the same in
+    greyscale.
 
     Args:
-        reference, similarity: [20, 20] in the order of alphabet.STANDARD_RESIDUES; NaN is drawn white.
-        reference_label, similarity_label: what the two colour bars say.
-        title: a line above both.
-        order: all 20 amino acids by their places in STANDARD_RESIDUES (`clustering.clustered_order`); None: by class.
+        reference, similarity: [20, 20] in the order of alphabet.STANDARD_RESIDUES; NaN is white.
+        reference_label, similarity_label: labels of the two colour bars.
+        title: title of the figure.
+        order: indices of all 20 amino acids in STANDARD_RESIDUES (`clustering.clustered_order`); None means by class.
 
     Returns:
-        The Figure, and its two Axes.
+        The Figure and its two Axes.
     """
     by_class = order is None
     order = [STANDARD_RESIDUES.index(letter) for _, group in GROUPS for letter in group] if order is None else order
@@ -64,7 +63,7 @@ def similarity_figure(
             values = np.array(matrix, np.float64)[np.ix_(order, order)]
             np.fill_diagonal(values, np.nan)
             shown = np.ma.masked_invalid(values)
-            # Matrices of a single value, or of none, have no scale of their own.
+            # A matrix without values, or of zeros, has no scale.
             limit = float(np.ma.abs(shown).max()) if shown.count() else 0.0
             limit = limit or 1.0
             image = panel.imshow(shown, cmap=cmap, vmin=-limit, vmax=limit)
@@ -104,16 +103,16 @@ def _draw_groups(panel: Axes):
 
 
 MARKS = ("o", "^", "s", "v", "P", "x")
-"""A shape for each of GROUPS, beside its colour: classes are told apart in greyscale."""
+"""A marker for each of GROUPS, so that classes can be distinguished in greyscale."""
 
 
 def _mark_classes(panel: Axes, letters: Sequence[str]):
-    """Mark each column by its amino acid's class, and say above which mark is which."""
+    """Mark each column with the class of its amino acid, with a legend above."""
     for (name, group), mark, colour in zip(GROUPS, MARKS, figures.PALETTE, strict=False):
-        places = [place for place, letter in enumerate(letters) if letter in group]
+        columns = [column for column, letter in enumerate(letters) if letter in group]
         panel.plot(
-            places,
-            [-1.1] * len(places),
+            columns,
+            [-1.1] * len(columns),
             mark,
             color=colour,
             markersize=3.5,

@@ -1,4 +1,4 @@
-"""Where in a model amino-acid similarity agrees with a substitution matrix: a table by layer and one by head."""
+"""Agreement of amino-acid similarity with a substitution matrix: one table by layer and one by head."""
 
 import numpy as np
 import pandas as pd
@@ -18,16 +18,16 @@ from proteinlm.errors import InputError
 def agreement_by_layer(
     attention: AminoAcidAttention, reference: Float[np.ndarray, "a b"], *, permutations: int = 999, seed: int = 0
 ) -> pd.DataFrame:
-    """Compare each layer with a substitution matrix; a row for each.
+    """Compare each layer with a substitution matrix; the table has a row for each layer.
 
     Columns:
         layer: counted from 0.
-        num_heads_used: heads that attend to other residues.
-        similarity_pearson, _pearson_p, _spearman, _spearman_p: of `head_similarity` over the layer's heads, which needs
-            three (with few heads it is coarse); NaN where it is not defined.
-        enrichment_pearson, ...: of the layer's `pair_enrichment`.
-        num_pairs: pairs of amino acids that occur, of the enrichment.
-        similarity_q, enrichment_q: the Pearson p-values corrected for there being several layers (Benjamini-Hochberg).
+        num_heads_used: number of heads that attend to other residues.
+        similarity_pearson, _pearson_p, _spearman, _spearman_p: agreement of `head_similarity` over the layer's heads.
+            It needs three heads, and is coarse with few; NaN where it is not defined.
+        enrichment_pearson, ...: agreement of the layer's `pair_enrichment`.
+        num_pairs: number of pairs of amino acids that occur, for the enrichment.
+        similarity_q, enrichment_q: the Pearson p-values corrected for the number of layers (Benjamini-Hochberg).
     """
     used = (~np.isnan(head_profiles(attention)).all(-1)).sum(-1)
     options = {"permutations": permutations, "seed": seed}
@@ -50,15 +50,15 @@ def agreement_by_layer(
 def agreement_by_head(
     attention: AminoAcidAttention, reference: Float[np.ndarray, "a b"], *, permutations: int = 999, seed: int = 0
 ) -> pd.DataFrame:
-    """Compare each head's pair enrichment with a substitution matrix; a row for each layer and head.
+    """Compare the pair enrichment of each head with a substitution matrix; the table has a row for each head.
 
-    The similarity of Vig et al. correlates heads, so that one alone has none.
+    The similarity of Vig et al. is a correlation over heads, which a single head does not have.
 
     Columns:
         layer, head: counted from 0.
         enrichment_pearson, _pearson_p, _spearman, _spearman_p: NaN for a head that attends to no other residue.
-        num_pairs: pairs of amino acids that occur.
-        enrichment_q: the Pearson p-values corrected for there being many heads (Benjamini-Hochberg).
+        num_pairs: number of pairs of amino acids that occur.
+        enrichment_q: the Pearson p-values corrected for the number of heads (Benjamini-Hochberg).
     """
     layers, heads = attention.self_sums.shape
     options = {"permutations": permutations, "seed": seed}
@@ -77,12 +77,12 @@ _NUMBERS = ("pearson", "pearson_p", "spearman", "spearman_p")
 
 
 def _agreement(similarity, reference, options) -> dict:
-    """Return the fields of an Agreement; NaN and no pairs where there is nothing to compare."""
+    """Return the fields of an Agreement; NaN and 0 pairs if there is nothing to compare."""
     try:
-        found = compare(similarity(), reference, **options)
+        agreement = compare(similarity(), reference, **options)
     except InputError:
         return {**dict.fromkeys(_NUMBERS, float("nan")), "num_pairs": 0}
-    return {**{name: getattr(found, name) for name in _NUMBERS}, "num_pairs": found.num_pairs}
+    return {**{name: getattr(agreement, name) for name in _NUMBERS}, "num_pairs": agreement.num_pairs}
 
 
 def _named(prefix, agreement):
@@ -90,7 +90,7 @@ def _named(prefix, agreement):
 
 
 def corrected(p_values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """Return Benjamini and Hochberg's q-values; NaN stays NaN and does not count."""
+    """Return Benjamini and Hochberg's q-values; NaN stays NaN and is not counted as a test."""
     known = ~np.isnan(p_values)
     result = np.full(len(p_values), np.nan)
     if known.any():

@@ -10,13 +10,12 @@ import numpy as np
 
 from proteinlm.analysis.contacts import figures as contact_figures
 from proteinlm.analysis.contacts import measure as contacts
-from proteinlm.analysis.contacts.structures import Chain, Placement, place_chain, read_chain
+from proteinlm.analysis.contacts.structures import Chain, Placement, place_chain
 from proteinlm.errors import InputError
-from proteinlm.inference.probing import attention_map
-from proteinlm.inference.proteins import read_protein
+from proteinlm.inference.probing import probe_protein
 from proteinlm.models.transformer import ProteinLM
 from proteinlm.output.figures import save_figure
-from proteinlm.output.saving import save_arrays, save_summary
+from proteinlm.output.saving import rounded, save_arrays, save_summary
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,6 @@ class _Judged:
     """A structure's pairs and what each head gives them; `raw` and `corrected` are float32 [layers * H, n]."""
 
     name: str
-    path: str
     letters: str
     chain: Chain
     placement: Placement
@@ -38,13 +36,12 @@ class _Judged:
 
 def analyze_structure(
     model: ProteinLM,
-    path: str | os.PathLike,
+    chain: Chain,
     output: str | os.PathLike = ".",
     *,
-    chain: str | None = None,
     name: str | None = None,
     sequence: bytes | None = None,
-    training: Sequence[str | os.PathLike] = (),
+    training: Sequence[Chain] = (),
 ) -> dict:
     """Measure how well a model's attention finds the contacts of a structure.
 
@@ -54,28 +51,27 @@ def analyze_structure(
 
     Args:
         model: a causal or bidirectional model.
-        path: a PDB or mmCIF file, or one of them packed by gzip.
-        output: a folder; made if missing, files of the same names are replaced.
-        chain: which chain; None means the file's first protein chain.
-        name: how figures call the protein, beside the file's name and the chain; None means these alone.
-        sequence: the protein that the model reads, to which the structure is aligned; None means the sequence that the
-            file states for the chain, or, without one, the residues that have coordinates.
-        training: other structures, the first protein chain of each: the best head is chosen and logistic regression
-            fitted on them. Without them there is no regression, and the best head is chosen on the very protein that it
-            is judged on, which flatters it; the summary and the figure say so.
+        chain: the chain of the structure, from `structures.read_chain`.
+        output: the folder of the files; created if missing. Files of the same names are replaced.
+        name: the protein's name in the figures, beside those of the file and the chain; None means these alone.
+        sequence: the protein that the model reads and that the structure is aligned to; None means the sequence that
+            the file states for the chain, or, without one, the residues that have coordinates.
+        training: chains of other structures. The best head is chosen, and logistic regression fitted, on them. Without
+            them there is no regression, and the best head is chosen on the judged protein itself, which overestimates
+            its precision; the summary and the figure say so.
 
     Returns:
-        The summary, as written to contacts.json. Its "warnings" are sentences on what of the structure does not fit
-        the protein; a caller should show them. contacts.png carries them too, those on training structures aside.
+        The summary, as written to contacts.json. Its "warnings" are sentences on differences between structure and
+        protein, which a caller should show. contacts.png shows them too, except those on training structures.
 
     Raises:
-        InputError: a file that cannot be used (see structures.py), a protein longer than the model reads, a training
-            structure of the same sequence, or no scikit-learn where it is needed.
+        InputError: the chain does not fit the protein (see structures.py), the protein is too long for the model, a
+            training structure has the same sequence, or scikit-learn is needed and not installed.
     """
     if training:
         contacts.require_regression()
-    judged = _judge(model, path, chain, name, sequence)
-    others = [_judge(model, other, None, None, None) for other in training]
+    judged = _judge(model, chain, name, sequence)
+    others = [_judge(model, other, None, None) for other in training]
     for other in others:
         if other.letters == judged.letters:
             raise InputError(
@@ -148,7 +144,7 @@ def analyze_structure(
         "training_structures": [other.name for other in others],
         "best_head": {"layer": best // heads, "head": best % heads, "chosen_on": where},
         "precision": {label: _by_name(values) for label, values in table.items()},
-        "precision_of_heads_long_range_L": [[_number(value) for value in row] for row in long_range],
+        "precision_of_heads_long_range_L": rounded(long_range),
         "heads_used_by_regression": int((arrays["coefficients"] != 0).sum()) if others else None,
         "files": [str(file) for file in (*files, stem.with_suffix(".npz"), stem.with_suffix(".json"))],
     }
@@ -156,31 +152,30 @@ def analyze_structure(
     return summary
 
 
-def _judge(model, path, chain, name, sequence):
-    """Read a structure and the attention at its judged pairs, a layer at a time."""
-    structure = read_chain(path, chain)
-    where = f"{Path(path).name}, chain {structure.label}"
+def _judge(model, chain, name, sequence):
+    """Measure the attention at the judged pairs of a chain, a layer at a time."""
+    where = f"{Path(chain.path).name}, chain {chain.label}"
     name = where if name is None else f"{name} ({where})"
-    letters = (structure.sequence or structure.letters).encode() if sequence is None else sequence
-    protein = read_protein(model, letters, name=name)
-    placement = place_chain(structure, protein.letters, name=name)
+    letters = (chain.sequence or chain.letters).encode() if sequence is None else sequence
+    probe = probe_protein(model, letters, name=name)
+    protein = probe.protein
+    placement = place_chain(chain, protein.letters, name=name)
     try:
         pairs = contacts.judged_pairs(placement.places)
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
     raw, corrected, total = [], [], 0
     for layer in range(model.config.num_layers):
-        maps = attention_map(model, protein.tokens[None], layer=layer)[0][:, protein.residues, protein.residues]
+        maps = probe.map(layer)[0, :, protein.residues, protein.residues]
         maps = contacts.symmetrised(maps)
         total = total + maps.sum(0)
         raw.append(pairs.of(maps))
         corrected.append(pairs.of(contacts.average_product_corrected(maps)))
     mean = pairs.of(contacts.average_product_corrected(np.asarray(total)))
-    closed = structure.gaps if sequence is None and structure.sequence is None else ()
+    closed = chain.gaps if sequence is None and chain.sequence is None else ()
     return _Judged(
-        name, os.fspath(path), protein.letters, structure, placement, pairs, np.concatenate(raw),
-        np.concatenate(corrected), mean, closed,
-    )  # fmt: skip
+        name, protein.letters, chain, placement, pairs, np.concatenate(raw), np.concatenate(corrected), mean, closed
+    )
 
 
 def _described(judged):
@@ -188,7 +183,7 @@ def _described(judged):
     return {
         "protein": judged.name,
         "num_residues": len(judged.letters),
-        "structure": judged.path,
+        "structure": chain.path,
         "chain": chain.name,
         "chains": list(chain.chains),
         "sequence_in_file": chain.sequence is not None,
@@ -260,11 +255,6 @@ def _long_range(scores, judged):
 
 def _by_name(table):
     return {
-        band: {cut: _number(value) for cut, value in zip(contacts.CUTS, row, strict=True)}
-        for band, row in zip(contacts.RANGES, table, strict=True)
+        band: dict(zip(contacts.CUTS, row, strict=True))
+        for band, row in zip(contacts.RANGES, rounded(table), strict=True)
     }
-
-
-def _number(value):
-    """Return a number for JSON; NaN, which JSON lacks, becomes None."""
-    return None if np.isnan(value) else round(float(value), 4)

@@ -38,6 +38,7 @@ class Chain:
     """One protein chain of a structure's first model.
 
     Attributes:
+        path: the file.
         name: its identifier (of mmCIF: the authors').
         chains: the identifiers of all protein chains of the file.
         letters: the residues that have coordinates, one letter each, in order.
@@ -48,6 +49,7 @@ class Chain:
             peptide bond closes. Without `sequence` nothing else tells of them.
     """
 
+    path: str
     name: str
     chains: tuple[str, ...]
     letters: str
@@ -117,7 +119,7 @@ def read_chain(path: str | os.PathLike, chain: str | None = None) -> Chain:
             "it seems to hold a trace of C-alpha alone; take a structure with side chains."
         )
     sequence = _cif_sequence(text, name) if mmcif else _pdb_sequence(text, name)
-    return Chain(name, tuple(found), letters, places, sequence or None, _gaps(found[name]))
+    return Chain(os.fspath(path), name, tuple(found), letters, places, sequence or None, _gaps(found[name]))
 
 
 def place_chain(chain: Chain, protein: str, *, name: str = "the protein") -> Placement:

@@ -1,4 +1,4 @@
-"""A figure of the kinds of heads over layers and heads; returns the Figure and its Axes."""
+"""A figure of the kinds of attention heads, as a grid of layers and heads."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 
 from proteinlm.output import figures
 
-# Apart in colour and in lightness; a letter in each cell says the kind again.
+# Colours differ in hue and in lightness. A letter in each cell states the kind as well.
 COLOURS = {
     "diagonal": "#0072B2",
     "vertical": "#D55E00",
@@ -29,16 +29,19 @@ def kinds_figure(
     *,
     title: str,
 ) -> tuple[Figure, Axes]:
-    """Draw each head's kind in a grid, a row for each layer and a column for each head.
+    """Draw the kind of each head in a grid, with a row for each layer and a column for each head.
 
-    A cell's colour and letter say its kind (white: a head without weights), the line below what is particular to it and
-    how strong its pattern is.
+    The colour and letter of a cell state the kind; white is a head without weights. Beside the letter is a detail of
+    the kind, and below it the strength of the pattern.
 
     Args:
-        kinds: names [layers, H], of head_kinds.KINDS or "none".
-        strengths: the statistic of the kind's own pattern, or evenness, 0 to 1; NaN is not written.
-        details: strings [layers, H]: a diagonal's offset, a vertical head's token; may be empty.
-        title: above the figure.
+        kinds: names [layers, H], from kinds.KINDS or "none".
+        strengths: the statistic of the kind's pattern, or evenness, 0 to 1; NaN is not written.
+        details: strings [layers, H]: the offset of a diagonal, the token of a vertical head; can be empty.
+        title: title of the figure.
+
+    Returns:
+        The Figure and its Axes.
     """
     layers, heads = kinds.shape
     width = max((figures.PAGE - 0.7) / heads, 0.42)
@@ -79,7 +82,7 @@ def _write_cell(axes, layer, head, kind, strength, detail, *, inches):
     colour = "white" if luminance < 0.4 else "black"
     letter = "" if kind == "none" else kind[0].upper() if kind != "diffuse" else "–"
     first = (f"{letter}: {detail}" if detail else letter).replace("-", "−")
-    # Long details are written smaller in narrow cells.
+    # A long detail has a smaller font in a narrow cell.
     points = min(7.0, 7.0 * 0.9 * inches / max(figures.text_width(first, 7.0), 1e-6))
     axes.text(head, layer - 0.05, first, ha="center", va="bottom", fontsize=points, color=colour)
     if not np.isnan(strength):
@@ -87,12 +90,12 @@ def _write_cell(axes, layer, head, kind, strength, detail, *, inches):
 
 
 def _legend(kinds: np.ndarray) -> Sequence[Patch]:
-    counted = {kind: int((kinds == kind).sum()) for kind in COLOURS}
+    counts = {kind: int((kinds == kind).sum()) for kind in COLOURS}
     signs = {kind: "–" if kind == "diffuse" else kind[0].upper() for kind in COLOURS}
     return [
-        Patch(facecolor=colour, edgecolor="0.6", linewidth=0.4, label=_entry(signs[kind], kind, counted[kind]))
+        Patch(facecolor=colour, edgecolor="0.6", linewidth=0.4, label=_entry(signs[kind], kind, counts[kind]))
         for kind, colour in COLOURS.items()
-        if kind != "none" or counted[kind]
+        if kind != "none" or counts[kind]
     ]
 
 

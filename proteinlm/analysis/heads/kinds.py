@@ -1,32 +1,33 @@
-"""What kind of pattern each head has, over many proteins: diagonal, vertical, block, diffuse, or none of these.
+"""Kinds of attention heads over many proteins: diagonal, vertical, block, scattered or diffuse.
 
-The Performer paper (appendix C.4) sees "many heads [with] a diagonal pattern, where each node attends to its neighbors,
-and some heads [with] a vertical pattern, where each head attends to the same fixed positions", and a block. Here they
-are measured. Weights of any sign and any sum become a distribution for each residue first: their absolute values over
-the row's sum of these, p(i, j). Rows are residues; columns are residues and special tokens. Each of three statistics
-is the share of a head's attention that would have to move for its pattern to vanish (a total variation distance), so
-they are on one scale, 0 to 1; each is taken against attention spread evenly over the tokens that a residue can see, so
-that a causal head, which cannot but look back, is not diagonal for that:
+The Performer paper (appendix C.4) describes "many heads [with] a diagonal pattern, where each node attends to its
+neighbors, and some heads [with] a vertical pattern, where each head attends to the same fixed positions", and a block.
+This module measures these patterns. Rows are residues; columns are residues and special tokens. The weights of a row,
+of any sign and sum, first become a distribution: p(i, j) is the absolute weight divided by the row's sum of absolute
+weights. Even attention spreads a weight of 1 evenly over the tokens that a residue can see. Each of three statistics is
+the share of a head's attention that would have to move to remove the pattern (a total variation distance from even
+attention), from 0 to 1. The comparison with even attention keeps a causal head from being diagonal only because it
+cannot see later tokens.
 
-- diagonal: how far the mean attention at each offset j - i, up to `REACH`, exceeds that of even attention:
-  sum over offsets of max(0, D(o) - E(o)). `offset` is the o with the largest excess: -1 is the residue before.
-- vertical: the same for the mean attention that each token receives, C(j) - E(j), summed over stripes: tokens whose
-  excess is above chance, more than `STRIPE` standard errors by the spread of the rows, and common to most rows: the
-  median over segments of rows (see below) of their mean excess is more than half of C(j) - E(j). (Without the first,
-  sharp attention of any kind hits some tokens twice; without the second, a block is a stripe.) The tokens with the
-  largest excess are its positions.
-- block: how far attention between `SEGMENTS` equal segments of the protein differs from that of even attention, leaving
-  out pairs within `REACH` (a diagonal is no block) and the tokens that are stripes: of each residue the rest of its
-  attention against the same amount spread evenly over the rest of what it sees, summed over the rows of a segment; half
-  the sum of absolute differences, less what chance leaves of it by the spread of the rows within a segment. A band much
-  wider than REACH counts as blocks along the diagonal.
+- diagonal: the excess of the mean attention D(o) at each offset o = j - i, up to `REACH`, over even attention E(o):
+  the sum over offsets of max(0, D(o) - E(o)). `offset` is the o with the largest excess; -1 is the residue before.
+- vertical: the excess of the mean attention C(j) that token j receives over even attention E(j), summed over stripes. A
+  token is a stripe on two conditions. Its excess is above chance: larger than `STRIPE` standard errors, estimated from
+  the spread of the rows. (Sharp attention of any kind hits some tokens twice.) And most rows share the excess: the
+  median over segments of rows (see below) of the mean excess is larger than half of C(j) - E(j). (Otherwise a block
+  would be a stripe.) The tokens with the largest excess are the positions of the head.
+- block: the difference between attention and even attention, summed over pairs of `SEGMENTS` equal segments of the
+  protein. Pairs within `REACH` (the diagonal) and stripes are left out. The remaining attention of each residue is
+  compared with the same amount spread evenly over the remaining tokens that it can see, summed over the rows of a
+  segment. The statistic is half the sum of absolute differences, less the amount expected by chance, estimated from the
+  spread of the rows in a segment. A band much wider than REACH counts as blocks along the diagonal.
 
-And `evenness` is how many tokens a residue attends to, of those that it can see: the exponential of the entropy of its
-row over their number, 1 for even attention; the mean over residues.
+`evenness` is the effective number of tokens that a residue attends to (the exponential of the entropy of its row),
+divided by the number that it can see; the mean over residues. Even attention has 1.
 
-A head's kind is the pattern with the largest statistic relative to its threshold, if it passes it. A head without a
-pattern is diffuse if its evenness passes DIFFUSE_EVENNESS; otherwise scattered: sharp, but at places that follow no
-such rule (say, at an amino acid that depends on the attending one).
+The kind of a head is the pattern with the largest ratio of statistic to threshold, if the ratio is at least 1. A head
+without a pattern is diffuse if its evenness is at least DIFFUSE_EVENNESS, and otherwise scattered: sharp, but at
+positions that follow none of these rules (for example at an amino acid that depends on the attending one).
 """
 
 import functools
@@ -41,36 +42,37 @@ from jaxtyping import Float64, Int64
 
 from proteinlm import alphabet
 from proteinlm.errors import InputError
-from proteinlm.inference.probing import BLOCK, fold_columns, queries_keys
+from proteinlm.inference.probing import BLOCK, Probe, ProteinProbe, fold_columns
 from proteinlm.inference.proteins import Protein, batched, read_proteins
 from proteinlm.models.transformer import ProteinLM
 
 REACH = 8
-"""Residues to either side that count as neighbours: two turns of a helix."""
+"""Number of residues on either side that count as neighbours: two turns of a helix."""
 
 SEGMENTS = 8
-"""Segments of a protein between which blocks are seen: fewer would miss the paper's, more would see single contacts."""
+"""Number of segments of a protein between which blocks are measured. Fewer would miss the paper's block; more would
+detect single contacts."""
 
 SHORTEST = 4 * SEGMENTS
-"""Residues of the shortest protein that is measured: below, a segment is shorter than half of REACH and the band of
-neighbours covers half of the map."""
+"""Number of residues of the shortest protein that is measured. In a shorter one a segment is shorter than half of REACH
+and the band of neighbours covers half of the map."""
 
 STRIPE = 3.0
-"""Standard errors above which a token is a stripe: one token in a thousand passes by chance."""
+"""Number of standard errors above which a token is a stripe: one token in a thousand passes by chance."""
 
 FAINTEST = 0.01
-"""And a stripe has at least this part of an even share more than even: rounding is no stripe."""
+"""Smallest excess of a stripe, as a part of an even share, so that rounding errors are no stripes."""
 
 DIAGONAL_SHARE = 0.2
 VERTICAL_SHARE = 0.2
 BLOCK_SHARE = 0.1
-"""Least statistics of a pattern. A fifth of all attention is what the eye sees as a line at the colours of figure 10; a
-block is a part of the map alone, and most rows may have none. Chance is below: 100 residues that each attend to one
-token drawn at random have about 0.08, 0 and 0.03. A preference of two to one for half of the tokens gives vertical
-0.17; one of three to one 0.25, and passes."""
+"""Thresholds of the statistics. A fifth of all attention is visible as a line in the colours of figure 10. The
+threshold of blocks is lower because a block covers only a part of the map. Chance is below the thresholds: 100 residues
+that each attend to one random token have about 0.08, 0 and 0.03. A preference of two to one for half of the tokens
+gives a vertical statistic of 0.17; a preference of three to one gives 0.25 and passes."""
 
 DIFFUSE_EVENNESS = 0.5
-"""Least evenness of a diffuse head: a residue attends to half of what it sees, or more."""
+"""Smallest evenness of a diffuse head: a residue attends to at least half of the tokens that it can see."""
 
 KINDS = ("diagonal", "vertical", "block", "scattered", "diffuse")
 PATTERNS = {"diagonal": DIAGONAL_SHARE, "vertical": VERTICAL_SHARE, "block": BLOCK_SHARE}
@@ -82,11 +84,11 @@ class HeadPatterns:
 
     Attributes:
         proteins: the N proteins, in the order of the statistics.
-        diagonal, vertical, block, evenness: [N, layers, H], see the top of this file; NaN for a head whose weights are
-            all 0.
+        diagonal, vertical, block, evenness: [N, layers, H], as defined at the top of this file; NaN for a head whose
+            weights are all 0.
         offset_excess: [N, layers, H, 2 REACH + 1], D(o) - E(o) for o from -REACH to REACH.
-        column_excess: for each protein [layers, H, tokens], C(j) - E(j).
-        special: [N, layers, H], the share of attention that goes to special tokens.
+        column_excess: one array [layers, H, tokens] for each protein, C(j) - E(j).
+        special: [N, layers, H], the share of attention to special tokens.
     """
 
     proteins: Sequence[Protein]
@@ -102,47 +104,60 @@ class HeadPatterns:
 def measure_patterns(
     model: ProteinLM, sequences: Sequence[bytes], *, batch_size: int = 8, block: int = BLOCK
 ) -> HeadPatterns:
-    """Measure every head's patterns in each protein, in memory linear in its length.
+    """Measure the patterns of every head in each protein, in memory linear in its length.
 
     Args:
         model: a causal or bidirectional model.
-        sequences: proteins as ASCII letters; those shorter than `SHORTEST` residues are left out.
-        batch_size: proteins read together; the result does not depend on it.
-        block: columns of the attention matrix at a time.
+        sequences: proteins in ASCII letters; those shorter than `SHORTEST` residues are left out.
+        batch_size: number of proteins in a batch; the result does not depend on it.
+        block: number of columns of the attention matrix computed together.
 
     Raises:
-        InputError: no sequence is long enough, one has a letter outside the alphabet, or one is longer than the model
-            reads.
+        InputError: no sequence is long enough, a letter is outside the alphabet, or a sequence is too long for the
+            model.
     """
     if batch_size < 1 or block < 1:
         raise ValueError(f"batch_size and block must be positive, not {batch_size} and {block}")
-    every = read_proteins(model, sequences)
-    proteins = [protein for protein in every if len(protein.letters) >= SHORTEST]
+    proteins = [protein for protein in read_proteins(model, sequences) if len(protein.letters) >= SHORTEST]
     if not proteins:
         raise InputError(
-            f"none of the {len(every)} sequences has the {SHORTEST} residues that the kinds of heads are measured on: "
-            "give longer ones."
+            f"none of the {len(sequences)} sequences has {SHORTEST} residues or more, as the kinds of heads need: use "
+            "longer sequences."
         )
     measured: list = [None] * len(proteins)
-    mechanisms = [nnx.split(model.attention(layer)) for layer in range(model.config.num_layers)]
-    for places, tokens in batched(model, proteins, batch_size):
-        q, k = queries_keys(model, tokens)
-        here = [proteins[place] for place in places]
-        segments = _segments(here, tokens)
-        layers = [
-            _layer_patterns(
-                graph, state, q[layer], k[layer], tokens, segments,
-                block=min(block, tokens.shape[1]), causal=model.causal,
-            )
-            for layer, (graph, state) in enumerate(mechanisms)
-        ]  # fmt: skip
-        layers = jax.device_get(layers)
-        for row, place in enumerate(places):
-            of_protein = [np.stack([np.asarray(part[row]) for part in parts]) for parts in zip(*layers, strict=True)]
-            measured[place] = _statistics(proteins[place], *of_protein, causal=model.causal)
-    stacked = {name: [one[name] for one in measured] for name in measured[0]}
-    columns = stacked.pop("column_excess")
-    return HeadPatterns(proteins, column_excess=columns, **{name: np.stack(value) for name, value in stacked.items()})
+    for indices, tokens in batched(model, proteins, batch_size):
+        statistics = _batch_statistics(Probe(model, tokens), [proteins[index] for index in indices], block)
+        for index, of_protein in zip(indices, statistics, strict=True):
+            measured[index] = of_protein
+    return _stacked(proteins, measured)
+
+
+def protein_patterns(probe: ProteinProbe, *, block: int = BLOCK) -> HeadPatterns:
+    """Return the statistics of every head in one protein of `SHORTEST` residues or more, as `measure_patterns` does."""
+    return _stacked([probe.protein], _batch_statistics(probe, [probe.protein], block))
+
+
+def _batch_statistics(probe, proteins, block):
+    """Return a dictionary of HeadPatterns' fields for each protein; row i of the probe's tokens is protein i."""
+    tokens, causal = probe.tokens, probe.model.causal
+    segments = _segments(proteins, tokens)
+    layers = jax.device_get(
+        [
+            _layer_patterns(*probe.layer(layer), tokens, segments, block=min(block, tokens.shape[1]), causal=causal)
+            for layer in range(probe.model.config.num_layers)
+        ]
+    )
+    statistics = []
+    for row, protein in enumerate(proteins):
+        sums = [np.stack([np.asarray(part[row]) for part in parts]) for parts in zip(*layers, strict=True)]
+        statistics.append(_statistics(protein, *sums, causal=causal))
+    return statistics
+
+
+def _stacked(proteins, statistics):
+    fields = {name: [each[name] for each in statistics] for name in statistics[0]}
+    columns = fields.pop("column_excess")
+    return HeadPatterns(proteins, column_excess=columns, **{name: np.stack(value) for name, value in fields.items()})
 
 
 def _segments(proteins, tokens):
@@ -159,13 +174,15 @@ def _protein_segments(length):
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames=("block", "causal"))
 def _layer_patterns(graph, state, q, k, tokens, segments, *, block, causal):
-    """Return, for each protein and head, sums over residues of p(i, j).
+    """Return sums over residues of p(i, j), for each protein and head.
 
     Returns:
-        excess [B, H, L] (by the token attended to, less even attention), stripes (bool [B, H, L]: which of these are),
-        special [B, H] (to special tokens), offsets [B, H, 2 REACH + 1] (among residues), rest [B, H, L, S] (of each
-        residue, to segments beyond REACH and without stripes; not summed), effective tokens [B, H, L] (exp(entropy) of
-        each residue's row; NaN where its weights are all 0).
+        excess: [B, H, L], by the token attended to, less even attention.
+        stripes: bool [B, H, L], the tokens that are stripes.
+        special: [B, H], to special tokens.
+        offsets: [B, H, 2 REACH + 1], among residues, by offset.
+        rest: [B, H, L, S], from each residue (not summed) to each segment, beyond REACH and without stripes.
+        effective tokens: [B, H, L], exp(entropy) of each residue's row; NaN where its weights are all 0.
     """
     attention = nnx.merge(graph, state)
     batch, length, heads = q.shape[:3]
@@ -211,7 +228,7 @@ def _layer_patterns(graph, state, q, k, tokens, segments, *, block, causal):
         jnp.zeros((batch, length, heads)),
     )
     excess, squares, special, by_offset, entropy = fold(add, zeros)
-    # Rows of each segment, and whether all of them see a token.
+    # The number of rows of each segment, and whether all of them see a token.
     rows = jnp.einsum("bis,bih->bhs", of_segment, counts.astype(jnp.float32))[..., None]
     first = jnp.min(jnp.where(of_segment > 0, jnp.arange(length)[None, :, None], length), axis=1)[:, None, :, None]
     sees = (jnp.arange(length + spare)[None, None, None, :] <= first) | (not causal)
@@ -237,11 +254,11 @@ def _layer_patterns(graph, state, q, k, tokens, segments, *, block, causal):
 
 
 def _statistics(protein, excess, stripes, special, offsets, rest, effective, *, causal):
-    """Turn one protein's sums, each [layers, H, ...], into the fields of HeadPatterns, each [layers, H, ...]."""
+    """Convert the sums of one protein into the fields of HeadPatterns; all arrays are [layers, H, ...]."""
     length, residues = len(protein.tokens), protein.residues
     stripes = stripes[..., :length]
     effective = effective[..., residues]
-    # Rows that attend to nothing have no pattern, and do not count.
+    # Rows without attention have no pattern and are not counted.
     rows = (~np.isnan(effective)).sum(-1).astype(np.float64)
     number = np.where(rows > 0, rows, np.nan)
     column_excess = excess[..., :length] / number[..., None]
@@ -259,15 +276,15 @@ def _statistics(protein, excess, stripes, special, offsets, rest, effective, *, 
 
 
 def _from_even(rest, counted, *, causal):
-    """Take from each row's attention to segments, [..., L, S], the same amount spread evenly.
+    """Subtract from the attention of each row to segments, [..., L, S], the same amount spread evenly.
 
     Args:
         rest: attention beyond REACH and without stripes.
-        counted: bool [..., L], the residues that are no stripes.
+        counted: bool [..., L], the residues that are not stripes.
     """
     length = rest.shape[-2]
     row = np.arange(length)
-    # Counted residues of each segment up to a place: what a row sees of it is a difference of two.
+    # The number of counted residues of each segment before a position. A row sees a difference of two such numbers.
     kinds = np.eye(SEGMENTS)[_protein_segments(length)] * counted[..., None]
     upto = np.concatenate([np.zeros_like(kinds[..., :1, :]), np.cumsum(kinds, axis=-2)], axis=-2)
     seen = upto[..., np.maximum(row - REACH, 0), :]
@@ -277,11 +294,11 @@ def _from_even(rest, counted, *, causal):
 
 
 def _block(differences):
-    """Return [...]: half the absolute sums, over the rows of each segment, of [..., L, S], less what chance leaves."""
+    """Return half the absolute sums of [..., L, S] over the rows of each segment, less the amount due to chance."""
     of_segment = np.eye(SEGMENTS)[_protein_segments(differences.shape[-2])]
     size = of_segment.sum(0)[:, None]
     sums, squares = of_segment.T @ differences, of_segment.T @ differences**2
-    # The variance of a segment's sum, from the spread of its rows.
+    # The variance of the sum over a segment, estimated from the spread of its rows.
     variance = np.maximum(squares - sums**2 / size, 0) * size / np.maximum(size - 1, 1)
     chance = np.sqrt(2 / np.pi * variance).sum((-1, -2))
     return np.maximum(np.abs(sums).sum((-1, -2)) - chance, 0) / 2
@@ -294,18 +311,18 @@ def _mean_known(values):
 
 
 def _visible(protein, causal):
-    """Return how many tokens each residue sees."""
-    places = np.arange(len(protein.tokens))[protein.residues]
-    return places + 1 if causal else np.full(len(places), len(protein.tokens))
+    """Return the number of tokens that each residue sees."""
+    positions = np.arange(len(protein.tokens))[protein.residues]
+    return positions + 1 if causal else np.full(len(positions), len(protein.tokens))
 
 
 def _even_offsets(protein, *, causal):
-    """Return what even attention gives to offsets [2 REACH + 1], the mean over residues."""
+    """Return even attention by offset [2 REACH + 1], the mean over residues."""
     share, number = 1 / _visible(protein, causal), len(protein.letters)
-    places = np.arange(number)
+    positions = np.arange(number)
     offsets = np.zeros(2 * REACH + 1)
     for index, offset in enumerate(range(-REACH, REACH + 1)):
-        sees = (places + offset >= 0) & (places + offset < number) & (offset <= 0 or not causal)
+        sees = (positions + offset >= 0) & (positions + offset < number) & (offset <= 0 or not causal)
         offsets[index] = share[sees].sum() / number
     return offsets
 

@@ -1,4 +1,4 @@
-"""The kinds of heads as a table, a row for each layer and head, and what the paper says of them, counted."""
+"""A table of the kinds of heads, with a row for each layer and head, and counts for the claims of the paper."""
 
 import numpy as np
 import pandas as pd
@@ -13,40 +13,41 @@ _SPECIAL = {alphabet.BOS: "<bos>", alphabet.EOS: "<eos>"}
 
 
 def head_table(patterns: HeadPatterns) -> pd.DataFrame:
-    """Return a row for each layer and head; statistics are means over the proteins (head_kinds.py).
+    """Return a table with a row for each layer and head; statistics are means over the proteins (kinds.py).
 
-    The diagonal's is taken of the mean excess of each offset: offsets mean the same in every protein.
+    The diagonal statistic is computed from the mean excess at each offset, since offsets are comparable between
+    proteins.
 
     Columns:
         layer, head: counted from 0.
-        kind: by the means.
-        agreement: share of the proteins that give the same kind, each alone.
+        kind: the kind by the mean statistics.
+        agreement: share of the proteins whose own statistics give the same kind.
         diagonal, vertical, block, evenness: the statistics, 0 to 1.
-        offset: the diagonal's, in residues; -1 is the residue before. Given for every head with more attention
-            there than even, whatever its kind, as are the next ones.
-        position: where the most attended token stands in most proteins: a residue counted from 1, or <bos>, <eos>.
-        position_share: share of the proteins in which it does.
-        letter: the amino acid or special token that the attention above even (the vertical statistic) falls on most.
-        letter_share: share of that attention which falls on it.
-        special: share of attention that goes to special tokens.
+        offset: offset of the diagonal in residues; -1 is the residue before. Offset, position and letter are given for
+            heads of all kinds, if attention exceeds even attention there.
+        position: the most frequent position of the most attended token: a residue counted from 1, or <bos>, <eos>.
+        position_share: share of the proteins with this position.
+        letter: the amino acid or special token that receives most of the attention above even (the vertical statistic).
+        letter_share: its share of that attention.
+        special: share of attention to special tokens.
     """
     means = {name: _mean(getattr(patterns, name)) for name in ("diagonal", "vertical", "block", "evenness", "special")}
     offsets = _mean(patterns.offset_excess)
-    # An offset means the same in every protein: averaged first, chance leaves nothing.
+    # Offsets are comparable between proteins. Averaging them first removes what is due to chance.
     means["diagonal"] = np.maximum(offsets, 0).sum(-1)
     statistics = ("diagonal", "vertical", "block", "evenness")
     kinds = kinds_of(*(means[name] for name in statistics))
     alone = kinds_of(*(getattr(patterns, name) for name in statistics))
     rows = []
     for layer, head in np.ndindex(*kinds.shape):
-        here = alone[:, layer, head]
+        by_protein = alone[:, layer, head]
         unknown = kinds[layer, head] < 0
         rows.append(
             {
                 "layer": layer,
                 "head": head,
                 "kind": NO_WEIGHTS if unknown else KINDS[kinds[layer, head]],
-                "agreement": float((here == kinds[layer, head]).mean()),
+                "agreement": float((by_protein == kinds[layer, head]).mean()),
                 **{name: float(means[name][layer, head]) for name in statistics},
                 "offset": int(np.argmax(offsets[layer, head])) - REACH if (offsets[layer, head] > 0).any() else None,
                 **_positions(patterns, layer, head),
@@ -57,14 +58,14 @@ def head_table(patterns: HeadPatterns) -> pd.DataFrame:
 
 
 def _mean(values):
-    """Return the mean over proteins of what is known."""
+    """Return the mean over the proteins with a value."""
     known = ~np.isnan(values)
     number = known.sum(0)
     return np.where(number > 0, np.where(known, values, 0).sum(0) / np.maximum(number, 1), np.nan)
 
 
 def _positions(patterns, layer, head):
-    """Return where, and at which letters, a head attends more than evenly."""
+    """Return the position and the letter that a head attends to most beyond even attention."""
     tops: dict[str, int] = {}
     letters: dict[str, float] = {}
     for protein, columns in zip(patterns.proteins, patterns.column_excess, strict=True):
@@ -73,12 +74,12 @@ def _positions(patterns, layer, head):
             continue
         top = position_name(protein, int(np.argmax(excess)))
         tops[top] = tops.get(top, 0) + 1
-        for place in np.flatnonzero(excess > 0):
-            letter = letter_name(protein, int(place))
-            letters[letter] = letters.get(letter, 0.0) + float(excess[place])
+        for index in np.flatnonzero(excess > 0):
+            letter = letter_name(protein, int(index))
+            letters[letter] = letters.get(letter, 0.0) + float(excess[index])
     if not tops or not letters:
         return {"position": None, "position_share": np.nan, "letter": None, "letter_share": np.nan}
-    # Of equals the first met: proteins come in the caller's order.
+    # Of equal counts the first is taken; proteins are in the caller's order.
     position, letter = max(tops, key=lambda key: tops[key]), max(letters, key=lambda key: letters[key])
     return {
         "position": position,
@@ -88,49 +89,51 @@ def _positions(patterns, layer, head):
     }
 
 
-def position_name(protein, place: int) -> str:
-    """Return a token's number among the residues, counted from 1, or <bos>, <eos>."""
-    token = int(protein.tokens[place])
-    return _SPECIAL.get(token) or str(place - protein.residues.start + 1)
+def position_name(protein, index: int) -> str:
+    """Return the number of a token among the residues, counted from 1, or <bos>, <eos>."""
+    token = int(protein.tokens[index])
+    return _SPECIAL.get(token) or str(index - protein.residues.start + 1)
 
 
-def letter_name(protein, place: int) -> str:
-    """Return a token's amino acid, or <bos>, <eos>."""
-    token = int(protein.tokens[place])
+def letter_name(protein, index: int) -> str:
+    """Return the amino acid of a token, or <bos>, <eos>."""
+    token = int(protein.tokens[index])
     return _SPECIAL.get(token) or alphabet.RESIDUES[token - alphabet.FIRST_RESIDUE]
 
 
 def vertical_positions(patterns: HeadPatterns, protein: int, layer: int, head: int, *, number: int = 3) -> list[dict]:
-    """Return the tokens that a head of one protein attends to most beyond even, best first.
+    """Return the tokens of one protein that a head attends to most beyond even attention, the largest excess first.
 
     Args:
-        protein: its place in `patterns.proteins`.
-        number: tokens at most; those with an excess are listed alone.
+        patterns: the statistics.
+        protein: index of the protein in `patterns.proteins`.
+        layer: counted from 0.
+        head: counted from 0.
+        number: largest number of tokens; tokens without an excess are left out.
 
     Returns:
         dicts with "position" (from 1, or <bos>, <eos>), "letter" and "excess", the mean attention beyond even.
     """
     excess = patterns.column_excess[protein][layer, head]
-    whose = patterns.proteins[protein]
     order = np.argsort(-excess, kind="stable")[:number]
     return [
         {
-            "position": position_name(whose, int(place)),
-            "letter": letter_name(whose, int(place)),
-            "excess": float(excess[place]),
+            "position": position_name(patterns.proteins[protein], int(index)),
+            "letter": letter_name(patterns.proteins[protein], int(index)),
+            "excess": float(excess[index]),
         }
-        for place in order
-        if excess[place] > 0
+        for index in order
+        if excess[index] > 0
     ]
 
 
 def claims(table: pd.DataFrame) -> dict:
-    """Answer the paper's "many heads are diagonal, some vertical" (appendix C.4) by counts.
+    """Count the heads of each kind, to test the paper's "many heads are diagonal, some vertical" (appendix C.4).
 
     Returns:
-        For JSON: "num_heads", "counts" of each kind, "shares", "by_layer" (for each layer the counts), "passing" (how
-        many heads pass each pattern's threshold, whichever is their kind), "offsets" (how many diagonal heads have
-        which offset), "sentence".
+        A dictionary for JSON: "num_heads", "counts" of each kind, "shares", "by_layer" (the counts of each layer),
+        "passing" (the number of heads above each pattern's threshold, whatever their kind), "offsets" (the number of
+        diagonal heads with each offset), "sentence".
     """
     rows = table.to_dict("records")
     kinds = [*KINDS, *([NO_WEIGHTS] if any(row["kind"] == NO_WEIGHTS for row in rows) else [])]
@@ -155,25 +158,31 @@ def claims(table: pd.DataFrame) -> dict:
     }
 
 
-def telling_heads(
+def clearest_heads(
     table: pd.DataFrame, *, layers: list[int], heads: list[int], number: int
 ) -> list[tuple[int, int, str]]:
-    """Choose heads to show in detail: the clearest of each pattern, then the next clearest.
+    """Choose heads to show in detail: the clearest head of each pattern, then the next clearest heads.
 
-    Clear is a statistic relative to its pattern's threshold. The first are the clearest diagonal head, the clearest
-    vertical one and the clearest block, where there are such heads among those given; the rest of the number are the
-    next clearest of all, so that there is something to see where no head has a pattern.
+    The clearness of a head is the largest ratio of its statistics to their thresholds. The first are the clearest
+    diagonal, vertical and block heads, if there are such heads in `layers` and `heads`. The rest are the next clearest
+    of any kind, so that heads are shown even where none has a pattern.
+
+    Args:
+        table: from `head_table`.
+        layers: the layers to choose from.
+        heads: the heads to choose from.
+        number: the largest number of heads to choose.
 
     Returns:
-        (layer, head, kind), in the order of the choice; fewer than `number` if fewer are given.
+        (layer, head, kind) in the order of the choice.
     """
-    given = [row for row in table.to_dict("records") if row["layer"] in layers and row["head"] in heads]
+    candidates = [row for row in table.to_dict("records") if row["layer"] in layers and row["head"] in heads]
 
-    def clear(row):
-        # NaN, of a head without weights, is the least clear.
+    def clearness(row):
+        # A head without weights has NaN and is the least clear.
         return max(row[name] / PATTERNS[name] if row[name] == row[name] else -1.0 for name in PATTERNS)
 
-    best = [[row for row in given if row["kind"] == name] for name in PATTERNS]
-    chosen = [max(rows, key=clear) for rows in best if rows]
-    rest = sorted((row for row in given if row not in chosen), key=clear, reverse=True)
+    by_pattern = [[row for row in candidates if row["kind"] == name] for name in PATTERNS]
+    chosen = [max(rows, key=clearness) for rows in by_pattern if rows]
+    rest = sorted((row for row in candidates if row not in chosen), key=clearness, reverse=True)
     return [(int(row["layer"]), int(row["head"]), str(row["kind"])) for row in [*chosen, *rest][:number]]

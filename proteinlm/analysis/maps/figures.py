@@ -1,7 +1,7 @@
-"""Figures of attention matrices (Performer paper, figures 10 to 12); each function returns the Figure and its Axes.
+"""Figures of attention matrices (Performer paper, figures 10 to 12). Each function returns the Figure and its Axes.
 
-Colours are a scale whose lightness rises all the way (viridis), so that it reads the same in greyscale and
-with any colour vision. Colour bars say what is shown and where the scale was cut.
+The lightness of the colour scale (viridis) rises monotonically, so that it can be read in greyscale and with any colour
+vision. Colour bars state the quantity and where the scale is cut.
 """
 
 import math
@@ -20,14 +20,14 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from proteinlm.output import figures
 
 LETTERED = 160
-"""Residues whose letters still fit along the side of a panel."""
+"""Largest number of residues whose letters fit along the side of a panel."""
 
 MOST_ROWS = 3
-"""Staggered rows of letters at most."""
+"""Largest number of staggered rows of letters."""
 
 PAGE_HEIGHT = 9.0
 SIDE_ROOM = 0.65
-"""Inches beside a panel with letters, for its labels and numbers."""
+"""Space in inches beside a panel with letters, for its labels and numbers."""
 
 
 def attention_figure(
@@ -42,18 +42,18 @@ def attention_figure(
 ) -> tuple[Figure, np.ndarray]:
     """Draw attention matrices, a row for each layer and a column for each head (Performer paper, figure 10).
 
-    One colour scale serves all panels. It runs with the square root of the weight, so that diffuse heads are
-    seen beside sharp ones, and ends at the 99.5th percentile of the weights drawn. Kernels whose weights can
-    be negative get a linear scale that says where its ends are.
+    All panels share one colour scale. It is proportional to the square root of the weight, so that diffuse heads are
+    visible beside sharp ones, and ends at the 99.5th percentile of the weights drawn. If weights are negative, the
+    scale is linear and its label states the ends.
 
     Args:
-        maps: weights [layers, heads, query, key] of residues.
-        name: the protein, for the title.
+        maps: attention weights [layers, heads, query, key] of residues.
+        name: name of the protein, for the title.
         causal: whether later residues are hidden; they are drawn grey instead of as zero.
-        layers, heads: the numbers to write beside the panels; None counts from 0.
-        num_residues: of the protein, where the maps are means over cells of residues (`attention_maps.pooled_maps`);
-            None: a cell is a residue.
-        note: a second line of the title; what rows sum to.
+        layers, heads: the numbers beside the panels; None counts from 0.
+        num_residues: number of residues of the protein, where the maps are means over cells of residues
+            (`ProteinProbe.pooled`); None if a cell is a residue.
+        note: second line of the title, about the sums of rows.
 
     Returns:
         The Figure, and its Axes as an array [layers, heads].
@@ -106,14 +106,14 @@ def _visible(cells, causal):
 
 
 def _draw_map(panel, weights, visible, norm, length):
-    """Draw one matrix; residues are counted from 1."""
+    """Draw one matrix, with residues counted from 1."""
     image = panel.imshow(
         np.ma.masked_where(~visible, weights),
         cmap=colormaps[figures.SEQUENTIAL].with_extremes(bad=figures.HIDDEN), norm=norm,
         interpolation="antialiased", interpolation_stage="data",
         extent=(0.5, length + 0.5, length + 0.5, 0.5), rasterized=True,
     )  # fmt: skip
-    # A margin, so that the frame does not cover the first and last residues.
+    # The margin keeps the frame off the first and last residues.
     panel.set_xlim(0.5 - 0.015 * length, length + 0.5 + 0.015 * length)
     panel.set_ylim(length + 0.5 + 0.015 * length, 0.5 - 0.015 * length)
     panel.spines[:].set(visible=True, linewidth=0.4)
@@ -131,17 +131,17 @@ def heads_figure(
 ) -> tuple[Figure, np.ndarray]:
     """Draw some heads large, with the residues' letters along both sides (Performer paper, figure 11).
 
-    Each head has a colour scale of its own, as in `attention_figure`. The figure fits on a page. Letters have 4 points
-    at least: those of longer proteins stand in two or three staggered rows. Every tenth residue or so is numbered at
-    the other two sides. More than LETTERED residues have numbers alone.
+    Each head has its own colour scale, made as in `attention_figure`. The figure fits on a page. Letters are at least 4
+    points large; those of longer proteins are in two or three staggered rows. The other two sides number every tenth or
+    twentieth residue. With more than LETTERED residues there are numbers and no letters.
 
     Args:
-        maps: weights [head, query, key] of residues, or means over cells of residues.
+        maps: attention weights [head, query, key] of residues, or means over cells of residues.
         letters: the residues, one letter each.
-        name: the protein, for the title.
+        name: name of the protein, for the title.
         causal: whether later residues are hidden; they are drawn grey.
-        labels: what to write above each head.
-        note: a second line of the title; what rows sum to.
+        labels: the text above each head.
+        note: second line of the title, about the sums of rows.
 
     Returns:
         The Figure, and its Axes as an array [N].
@@ -169,7 +169,7 @@ def heads_figure(
             spare.remove()
         for panel, weights, label, caption, (norm, _, extend) in zip(axes, maps, labels, captions, scales, strict=True):
             image = _draw_map(panel, weights, visible, norm, length)
-            # Placed by hand, above the numbers: matplotlib finds that place after it has laid out the figure.
+            # Placed explicitly above the numbers: matplotlib finds this position only after the layout.
             panel.set_title(label, fontsize=8, y=1.0, pad=13 if lettered else 5)
             if lettered:
                 _letter_axes(panel, letters, side)
@@ -180,7 +180,7 @@ def heads_figure(
             panel.set_ylabel("attending residue")
             _colour_bar(figure, image, panel, caption, location="bottom", extend=extend, aspect=40, shrink=0.8)
         figure.suptitle(title, fontsize=9)
-        # Once more than drawing does: square panels with much text around them settle at the second time.
+        # One layout more than drawing does: square panels with much text around them need two.
         layout = figure.get_layout_engine()
         assert layout is not None
         layout.execute(figure)
@@ -188,7 +188,7 @@ def heads_figure(
 
 
 def _sides(number: int, length: int) -> tuple[int, float]:
-    """Return how many columns of panels fit on a page, and the side of a panel in inches."""
+    """Return the number of columns of panels that fit on a page, and the side of a panel in inches."""
     if number == 1:
         return 1, min(max(0.064 * length, 2.8), figures.PAGE - SIDE_ROOM)
     columns = 2
@@ -198,23 +198,23 @@ def _sides(number: int, length: int) -> tuple[int, float]:
 
 
 def _letter_rows(side: float, length: int) -> int:
-    """Return in how many staggered rows letters of 4 points stand apart along a side of so many inches."""
+    """Return the number of staggered rows in which letters of 4 points do not overlap along a side, in inches."""
     return max(1, math.ceil(4.0 * length / (72 * side)))
 
 
 def _letter_axes(panel: Axes, letters: str, side: float):
-    """Write a letter at each residue below and to the left, and round numbers above and to the right."""
+    """Write a letter for each residue below and on the left, and round numbers above and on the right."""
     rows = _letter_rows(side, len(letters))
     points = max(4.0, min(7.0, 0.95 * 72 * side / len(letters)))
-    places = range(1, len(letters) + 1)
-    panel.set_xticks(places, list(letters), fontsize=points)
-    panel.set_yticks(places, list(letters), fontsize=points)
+    positions = range(1, len(letters) + 1)
+    panel.set_xticks(positions, list(letters), fontsize=points)
+    panel.set_yticks(positions, list(letters), fontsize=points)
     panel.tick_params(length=0, pad=1)
     for axis in (panel.xaxis, panel.yaxis):
-        for place, tick in enumerate(axis.get_major_ticks()):
-            tick.set_pad(1 + (place % rows) * points)
+        for index, tick in enumerate(axis.get_major_ticks()):
+            tick.set_pad(1 + (index % rows) * points)
     step = 10 if 72 * side * 10 / len(letters) > 16 else 20
-    tens = [1, *(place for place in places if place % step == 0)]
+    tens = [1, *(position for position in positions if position % step == 0)]
     for other in (panel.secondary_xaxis("top"), panel.secondary_yaxis("right")):
         other.set_ticks(tens)
         other.tick_params(length=2, width=0.4, labelsize=6, pad=1)
@@ -222,7 +222,7 @@ def _letter_axes(panel: Axes, letters: str, side: float):
 
 
 def _colour_bar(figure, image, axes, label, **placed):
-    """Draw a colour bar with three or four numbers, which do not run into each other where it is short."""
+    """Draw a colour bar with three or four numbers, so that they do not overlap where the bar is short."""
     bar = figure.colorbar(image, ax=axes, pad=0.02, **placed)
     top = image.norm.vmax
     if isinstance(image.norm, PowerNorm) and top is not None:
@@ -237,7 +237,7 @@ def _colour_bar(figure, image, axes, label, **placed):
 
 
 def _two_digits(value: float) -> float:
-    """Return a positive value cut to two digits: one rounded up would lie beyond the scale."""
+    """Return a positive value rounded down to two digits; a value rounded up would lie beyond the scale."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 1)
     return float(f"{math.floor(value / unit + 1e-9) * unit:.2g}")
 
@@ -253,23 +253,23 @@ def lines_figure(
 ) -> tuple[Figure, np.ndarray]:
     """Draw the attention among the first residues as lines between two columns (Performer paper, figure 12).
 
-    Weights are those of the whole protein, not renormalised over the residues drawn. A line's opacity is its weight
-    over the largest weight drawn of its head, which is written below it, and its width grows with it; negative weights
-    are drawn dashed in another colour.
+    Weights are those of the whole protein; they are not renormalised over the residues drawn. The opacity of a line is
+    its weight divided by the largest weight drawn of this head, which is written below, and its width grows with the
+    opacity. Negative weights are dashed and have another colour.
 
     Args:
-        maps: weights [head, query, key] of the first T residues.
-        letters: these residues.
-        name: the protein, for the title.
-        causal: for the title: a causal model's lines go up or across alone.
-        labels: what to write above each head.
-        note: a second line of the title; what rows sum to.
+        maps: attention weights [head, query, key] of the first T residues.
+        letters: the first T residues.
+        name: name of the protein, for the title.
+        causal: whether the model is causal, for the title: lines then go up or across only.
+        labels: the text above each head.
+        note: second line of the title, about the sums of rows.
 
     Returns:
         The Figure, and its Axes as an array [N].
     """
     number, length, _ = maps.shape
-    names = [f"{letter} {place}" for place, letter in enumerate(letters, 1)]
+    names = [f"{letter} {position}" for position, letter in enumerate(letters, 1)]
     with figures.style():
         width = min(max(figures.COLUMN, 2.4 * number), 2 * figures.PAGE)
         across = max(width, figures.PAGE * 0.6)
@@ -296,7 +296,7 @@ def lines_figure(
             inches = across / number - 0.5
             full += " (dashed: negative)" if (weights < 0).any() else ""
             panel.set_xlabel(figures.wrapped(full, inches, 8))
-            # In two lines: panels are narrow.
+            # In two lines, since panels are narrow.
             panel.set_title(figures.wrapped(label.replace(": ", "\n"), inches, 8), fontsize=8)
         figure.suptitle(title, fontsize=9)
     return figure, axes
@@ -304,7 +304,7 @@ def lines_figure(
 
 def _draw_lines(panel, weights, largest):
     queries, keys = np.nonzero(weights)
-    # Strong lines last, so that they lie on top.
+    # The strongest lines are drawn last, on top.
     order = np.argsort(np.abs(weights[queries, keys]), kind="stable")
     queries, keys = queries[order], keys[order]
     values = weights[queries, keys]
@@ -315,20 +315,20 @@ def _draw_lines(panel, weights, largest):
         ends = [[(0, query + 1), (1, key + 1)] for query, key in zip(queries[chosen], keys[chosen], strict=True)]
         opacity = np.minimum(np.abs(values[chosen]) / largest, 1.0) if largest else np.zeros(0)
         colours = [(*to_rgb(colour), value) for value in opacity]
-        # Wider too, so that hundreds of even lines do not run into one another.
+        # Weak lines are thin, so that hundreds of them do not merge.
         widths = 0.25 + opacity
         panel.add_collection(LineCollection(ends, colors=colours, linewidths=widths, linestyles=dashes))
 
 
 def _weight_scale(weights):
-    """Return (norm, label of the colour bar, which ends of it are cut)."""
+    """Return (norm, label of the colour bar, the ends at which the scale is cut)."""
     low, high = float(weights.min()), float(weights.max())
     if low < -1e-3 * max(high, 0.0):
         bottom, top = (float(limit) for limit in np.percentile(weights, (0.25, 99.75)))
         label = f"attention weight, cut at {bottom:.2g} and {top:.2g} (extremes {low:.2g}, {high:.2g})"
         return Normalize(bottom, top), label, "both"
     top = float(np.percentile(weights, 99.5))
-    # Where the few weights above it carry most of the attention, the percentile is no limit to draw with.
+    # No cut at the percentile if the few weights above it carry most of the attention.
     top = high if weights[weights > top].sum() > 0.5 * weights.sum() else top
     if top <= 0:
         return Normalize(0, 1), "attention weight (all are 0)", "neither"
@@ -339,7 +339,7 @@ def _weight_scale(weights):
 
 
 def _side(columns):
-    """Return a panel's side in inches: eight of them fill a page, and none is larger than a quarter of the page."""
+    """Return the side of a panel in inches: a page fits eight panels, and none is wider than a quarter of a page."""
     return min((figures.PAGE - 0.8) / columns, figures.PAGE / 4)
 
 
@@ -348,7 +348,7 @@ def _width(columns):
 
 
 def _panels(rows, columns, room):
-    """Return the figure and its axes; room: inches that the lines of text above and below need."""
+    """Return the figure and its axes; `room` is the height in inches of the text above and below."""
     size = (_width(columns), _side(columns) * rows + 1.2 + room)
     layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.025, wspace=0.01, hspace=0.01)
     figure = Figure(figsize=size, layout=layout)
@@ -357,6 +357,6 @@ def _panels(rows, columns, room):
 
 
 def _position_ticks(length):
-    """Return the first residue and two or so round positions: small panels have room for no more."""
+    """Return 1 and about two round positions, as many as fit in a small panel."""
     step = next(step for step in (1, 2, 5, *(m * 10**e for e in range(1, 9) for m in (1, 2, 5))) if 2.5 * step > length)
-    return [1, *(place for place in range(step, length + 1, step) if place > max(1, 0.3 * length))]
+    return [1, *(position for position in range(step, length + 1, step) if position > max(1, 0.3 * length))]

@@ -1,8 +1,8 @@
-"""A protein's attention as one HTML file that is looked at in a browser: no network, no server, no framework.
+"""An HTML page that shows the attention of one protein in a browser, without network, server or framework.
 
-The page (interactive.html) has pickers of layer and head, the map, a close-up with residue letters, the value under the
-pointer or cursor, and the lines of the Performer paper's figure 12. FILE#layer=1&head=2&at=3,7 opens it at the weight
-from residue 3 to residue 7.
+The page (interactive.html) has menus of layers and heads, the map, a close-up with residue letters, the weight under
+the pointer, and the lines of the Performer paper's figure 12. The address FILE#layer=1&head=2&at=3,7 opens it at the
+weight from residue 3 to residue 7.
 """
 
 import base64
@@ -21,18 +21,15 @@ from matplotlib import colormaps
 
 from proteinlm import alphabet
 from proteinlm.errors import InputError
-from proteinlm.inference.probing import attention_maps, check_heads, check_layers
-from proteinlm.inference.proteins import BPT1_BOVIN, read_protein
-from proteinlm.models.transformer import ProteinLM
 from proteinlm.output import figures
 from proteinlm.output.files import whole_file
 
 LARGEST = 64 * 2**20
-"""Bytes of arrays in a page; base64 adds a third, and browsers hold some of it twice."""
+"""Largest number of bytes of arrays in a page. Base64 adds a third, and browsers keep some arrays twice."""
 
 
 class TooLargeError(InputError):
-    """The arrays are more than a page can hold."""
+    """The arrays are too large for an interactive page."""
 
 
 def interactive_map(
@@ -45,26 +42,27 @@ def interactive_map(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> Path:
-    """Write an interactive attention map, whole or not at all.
+    """Write an interactive attention map; the file appears complete or not at all.
 
-    The arrays are embedded in half precision over a power of 2 no smaller than the largest weight, and shown as such:
-    relative to the given ones they are off by at most 2^-11, or by 2^-25 of that power where they are smaller than
-    2^-14 of it. Of a causal model the lower triangle alone is embedded; what lies above it is shown as hidden.
+    Weights are divided by a power of 2 that is not smaller than the largest weight, and stored in half precision. The
+    relative error is at most 2^-11; for weights below 2^-14 of that power, the error is at most 2^-25 of it. For a
+    causal model only the lower triangle is stored, and the rest is shown as hidden.
 
     Args:
-        maps: weights [layers, heads, query, key] of residues.
+        maps: attention weights [layers, heads, query, key] of residues.
         letters: the residues, one letter each.
-        path: the HTML file; its folder is made when missing.
-        name: the protein, for the title.
+        path: the HTML file; its folder is created if missing.
+        name: name of the protein, for the title.
         causal: whether later residues are hidden.
-        layers, heads: the numbers that the pickers show; None counts from 0.
+        layers, heads: the numbers in the menus; None counts from 0.
 
     Returns:
         The path.
 
     Raises:
-        InputError: a weight is not finite, a letter is not a residue's, or the arrays are larger than 64 MiB.
-        ValueError: shapes that do not fit each other.
+        InputError: a weight is not finite, or a letter is not that of a residue.
+        TooLargeError: the arrays are larger than 64 MiB.
+        ValueError: the shapes do not fit each other.
     """
     num_layers, num_heads, length, _ = maps.shape
     layers = list(range(num_layers) if layers is None else layers)
@@ -74,10 +72,10 @@ def interactive_map(
             f"maps are {maps.shape}, but there are {len(layers)} layers, {len(heads)} heads and {len(letters)} letters"
         )
     alphabet.encode(letters)
-    _check_size(num_layers, num_heads, length, name=name, causal=causal)
+    check_size(num_layers, num_heads, length, name=name, causal=causal)
     values = maps[..., *np.tril_indices(length)] if causal else maps.reshape(num_layers, num_heads, -1)
     if not np.isfinite(values).all():
-        raise InputError(f"the attention of {name} holds weights that are not finite: there is nothing to draw.")
+        raise InputError(f"the attention of {name} contains weights that are not finite and cannot be drawn.")
     scale = scale_of(values)
     meta = {
         "name": name,
@@ -90,58 +88,31 @@ def interactive_map(
     }
     parts = {
         "TITLE": html.escape(f"Attention of {name}"),
-        # In a script element nothing but the end of the element, or a comment's beginning, is special.
+        # In a script element only the end of the element and the start of a comment are special.
         "META": json.dumps(meta).replace("<", "\\u003c"),
         "ARRAYS": base64.b64encode((values / scale).astype("<f2").tobytes()).decode(),
     }
     page = resources.files("proteinlm.analysis.maps").joinpath("interactive.html").read_text(encoding="utf-8")
     with whole_file(path) as handle:
-        # In one pass: a name may look like a placeholder.
+        # In one pass, since a name can look like a placeholder.
         handle.write(re.sub("__(TITLE|META|ARRAYS)__", lambda match: parts[match[1]], page))
     return Path(path)
 
 
-def analyze_interactive(
-    model: ProteinLM,
-    sequence: bytes = BPT1_BOVIN,
-    output: str | os.PathLike = ".",
-    *,
-    name: str = "BPT1_BOVIN (P00974)",
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-) -> Path:
-    """Write OUTPUT/attention.html, the interactive map of a protein's residues, and return its path.
-
-    Args:
-        model: a causal or bidirectional model.
-        sequence: the protein in ASCII letters.
-        output: a folder; made if missing.
-        name: how the page calls the protein.
-        layers, heads: which can be picked, counted from 0; None means all.
-
-    Raises:
-        InputError: a letter outside the alphabet, a protein longer than the model reads, no such layer or head, or
-            arrays larger than a page can hold, which is said before anything is computed.
-    """
-    protein = read_protein(model, sequence, name=name)
-    layers, heads = check_layers(model, layers), check_heads(model, heads)
-    _check_size(len(layers), len(heads), len(protein.letters), name=name, causal=model.causal)
-    maps = attention_maps(model, protein.tokens[None], layers=layers, heads=heads)
-    maps = maps[:, 0, :, protein.residues, protein.residues]
-    path = Path(output) / "attention.html"
-    return interactive_map(maps, protein.letters, path, name=name, causal=model.causal, layers=layers, heads=heads)
-
-
-def _check_size(num_layers: int, num_heads: int, length: int, *, name: str, causal: bool) -> None:
+def check_size(num_layers: int, num_heads: int, length: int, *, name: str, causal: bool) -> None:
+    """Raise TooLargeError if the arrays of a page are larger than LARGEST."""
     size = 2 * num_layers * num_heads * (length * (length + 1) // 2 if causal else length**2)
     if size > LARGEST:
         raise TooLargeError(
-            f"an interactive map of {num_layers} layers and {num_heads} heads of {name} would hold "
-            f"{math.ceil(size / 2**20):,} MiB, and browsers hold {LARGEST // 2**20}: choose fewer layers or heads."
+            f"an interactive map of {num_layers} layers and {num_heads} heads of {name} would need "
+            f"{math.ceil(size / 2**20):,} MiB; the limit is {LARGEST // 2**20} MiB: choose fewer layers or heads."
         )
 
 
 def scale_of(values: Float[np.ndarray, "..."]) -> float:
-    """Return the smallest power of 2 that no weight exceeds in size (1 if all are 0): division by it is exact."""
+    """Return the smallest power of 2 that is at least the largest absolute weight, or 1 if all are 0.
+
+    Division by a power of 2 is exact.
+    """
     largest = float(np.abs(values).max())
     return 2.0 ** math.ceil(math.log2(largest)) if largest else 1.0

@@ -1,4 +1,4 @@
-"""What is measured of one protein for its figures: which heads to show in detail, their weights, what rows sum to."""
+"""Measurements of the attention in one protein: the heads to show in detail, attention maps, and sums of rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32
 
-from proteinlm.analysis.heads.kinds import PATTERNS, SHORTEST, HeadPatterns, measure_patterns
-from proteinlm.analysis.heads.table import head_table, telling_heads, vertical_positions
+from proteinlm.analysis.heads.kinds import PATTERNS, SHORTEST, HeadPatterns, protein_patterns
+from proteinlm.analysis.heads.table import clearest_heads, head_table, vertical_positions
 from proteinlm.analysis.maps.row_sums import RowSums, measure_row_sums, summarise
-from proteinlm.inference.probing import column_blocks, pooled_maps
+from proteinlm.inference.probing import ProteinProbe
 from proteinlm.inference.proteins import Protein
-from proteinlm.models.transformer import ProteinLM
 
 DRAWN = 1024
-"""Cells on a side of a map at most: more than a figure has dots. Longer proteins are averaged over cells."""
+"""Largest number of cells along a side of a map, more than a figure has dots. Longer proteins are averaged over
+cells."""
 
 DETAILED = 3
-"""Heads shown in detail at most: one of each pattern."""
+"""Largest number of heads shown in detail: one for each pattern."""
 
 FIRST = 25
-"""Residues drawn as lines (Performer paper, figure 12)."""
+"""Number of residues drawn as lines (Performer paper, figure 12)."""
 
 ALL_GIVEN = "all that were given"
 
@@ -30,9 +30,9 @@ class Choice:
     """The heads to show in detail.
 
     Attributes:
-        heads: (layer, head), in the order in which they are shown.
-        labels: what a figure writes above each.
-        how: how they were chosen.
+        heads: (layer, head) pairs, in the order of the figures.
+        labels: the text above each head in a figure.
+        how: the rule by which they were chosen.
     """
 
     heads: Sequence[tuple[int, int]]
@@ -47,27 +47,27 @@ class Choice:
         ]
 
 
-def choose_heads(model: ProteinLM, protein: Protein, layers: Sequence[int], heads: Sequence[int]) -> Choice:
-    """Choose the most telling heads of a protein among the given layers and heads.
+def choose_heads(probe: ProteinProbe, layers: Sequence[int], heads: Sequence[int]) -> Choice:
+    """Choose the heads to show in detail, from the given layers and heads.
 
-    All of them, if they are DETAILED at most; otherwise `head_table.telling_heads`: the clearest diagonal, vertical and
-    block head of this protein, then the next clearest. A protein of fewer than SHORTEST residues has no measured kinds;
-    of it the first heads are taken.
+    All heads are chosen if they are DETAILED or fewer. Otherwise `table.clearest_heads` chooses the clearest diagonal,
+    vertical and block head of this protein, then the next clearest. In a protein of fewer than SHORTEST residues kinds
+    cannot be measured, and the first heads are chosen.
     """
     pairs = [(layer, head) for layer in layers for head in heads]
     few = len(pairs) <= DETAILED
-    if len(protein.letters) < SHORTEST:
+    if len(probe.protein.letters) < SHORTEST:
         chosen = pairs[:DETAILED]
         too_short = f"a protein of fewer than {SHORTEST} residues has no kinds of heads"
         how = ALL_GIVEN if few else f"the first {DETAILED} of {len(pairs)}: {too_short}"
         return Choice(chosen, [f"layer {layer}, head {head}" for layer, head in chosen], how)
-    patterns = measure_patterns(model, [protein.letters.encode()], batch_size=1)
+    patterns = protein_patterns(probe)
     table = head_table(patterns)
     if few:
         chosen, how = pairs, ALL_GIVEN
     else:
-        told = telling_heads(table, layers=list(layers), heads=list(heads), number=DETAILED)
-        chosen = [(layer, head) for layer, head, _ in told]
+        clearest = clearest_heads(table, layers=list(layers), heads=list(heads), number=DETAILED)
+        chosen = [(layer, head) for layer, head, _ in clearest]
         how = (
             f"of {len(pairs)} heads the clearest diagonal, vertical and block head of this protein, where there are "
             f"such, then the next clearest, {DETAILED} in all (statistic over threshold)"
@@ -83,25 +83,29 @@ def _label(patterns: HeadPatterns, table, layer: int, head: int) -> str:
         return f"{label} {share}, offset {row['offset']:+d}".replace("-", "−").replace("+0", "0")
     if kind == "vertical":
         tops = vertical_positions(patterns, 0, layer, head, number=2)
-        places = " ".join(top["letter"] + (top["position"] if top["position"].isdigit() else "") for top in tops)
-        return f"{label} {share}, to {places}"
+        targets = " ".join(top["letter"] + (top["position"] if top["position"].isdigit() else "") for top in tops)
+        return f"{label} {share}, to {targets}"
     return f"{label} {share}" if share else f"{label}, evenness {row['evenness']:.2f}"
 
 
 @dataclass(frozen=True)
 class ProteinMaps:
-    """The arrays behind the figures of one protein; C cells of residues on a side.
+    """The arrays of the figures of one protein. C is the number of cells along a side of a map.
 
     Attributes:
-        protein: whose they are.
-        causal: whether the model is.
-        layers, heads: drawn together; chosen: (layer, head) of those in detail.
-        cell: residues on a side of a cell; 1 unless the protein has more than DRAWN.
-        maps: [layers, H, C, C], weights among residues, or their means over cells.
-        detail: [N, C, C], the same of the heads in detail; lines: [N, T, T], the weights among the first T residues.
-        row_sums: [layers, H, residue], over all tokens; sums: a summary of them, and detail_sums of the heads in
-            detail.
-        on_residues: [layers, H], what a residue gives to residues, on average.
+        protein: the protein.
+        causal: whether the model is causal.
+        layers: the layers drawn together.
+        heads: the heads drawn together.
+        chosen: (layer, head) pairs of the heads in detail.
+        cell: number of residues along a side of a cell; 1 unless the protein has more than DRAWN residues.
+        maps: float32 [layers, H, C, C], attention weights among residues, or their means over cells.
+        detail: float32 [N, C, C], the same for the heads in detail.
+        lines: float32 [N, T, T], the weights among the first T residues.
+        row_sums: float32 [layers, H, residue], sums over all tokens.
+        sums: a summary of the row sums.
+        detail_sums: a summary of the row sums of the heads in detail.
+        on_residues: float32 [layers, H], the mean attention of a residue to residues.
     """
 
     protein: Protein
@@ -119,7 +123,7 @@ class ProteinMaps:
     on_residues: Float32[np.ndarray, "layers H"]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return what is saved beside the figures."""
+        """Return the arrays to save beside the figures, by name."""
         return {
             "attention": self.maps,
             "residues": np.array(list(self.protein.letters)),
@@ -136,45 +140,37 @@ class ProteinMaps:
 
 
 def measure_protein(
-    model: ProteinLM,
-    protein: Protein,
-    *,
-    layers: Sequence[int],
-    heads: Sequence[int],
-    chosen: Sequence[tuple[int, int]],
+    probe: ProteinProbe, *, layers: Sequence[int], heads: Sequence[int], chosen: Sequence[tuple[int, int]]
 ) -> ProteinMaps:
-    """Measure what the figures of a protein show, in memory linear in its length beyond DRAWN residues."""
-    tokens, residues = protein.tokens, protein.residues
+    """Measure the arrays of a protein's figures, in memory linear in its length beyond DRAWN residues."""
+    protein, residues = probe.protein, probe.protein.residues
     cell = -(-len(protein.letters) // DRAWN)
-    is_residue = np.zeros((1, len(tokens)), bool)
+    is_residue = np.zeros(probe.tokens.shape, bool)
     is_residue[:, residues] = True
-    sums = measure_row_sums(model, tokens[None])[:, 0, :, residues]
-    given = measure_row_sums(model, tokens[None], over=is_residue)[:, 0, :, residues].mean(-1)
+    sums = measure_row_sums(probe)[:, 0, :, residues]
+    on_residues = measure_row_sums(probe, over=is_residue)[:, 0, :, residues].mean(-1)
     drawn = np.ix_(layers, heads)
-    places = tuple(np.array(chosen).T)
-    attention = model.config.attention
+    attention = probe.model.config.attention
     return ProteinMaps(
         protein=protein,
-        causal=model.causal,
+        causal=probe.model.causal,
         layers=layers,
         heads=heads,
         chosen=chosen,
         cell=cell,
-        maps=pooled_maps(model, tokens, residues, layers=layers, heads=heads, cell=cell),
-        detail=np.concatenate(
-            [pooled_maps(model, tokens, residues, layers=[layer], heads=[head], cell=cell)[0] for layer, head in chosen]
-        ),
-        lines=np.stack([_first(model, protein, layer, head) for layer, head in chosen]),
+        maps=probe.pooled(layers=layers, heads=heads, cell=cell),
+        detail=np.concatenate([probe.pooled(layers=[layer], heads=[head], cell=cell)[0] for layer, head in chosen]),
+        lines=np.stack([_first(probe, layer, head) for layer, head in chosen]),
         row_sums=sums[drawn],
         sums=summarise(sums[drawn], attention),
-        detail_sums=summarise(sums[places], attention),
-        on_residues=given[drawn],
+        detail_sums=summarise(sums[tuple(np.array(chosen).T)], attention),
+        on_residues=on_residues[drawn],
     )
 
 
-def _first(model, protein, layer, head):
-    """Return the weights among the first residues: the first block of columns has them."""
-    start = protein.residues.start
-    cut = slice(start, start + min(FIRST, len(protein.letters)))
-    _, columns = next(column_blocks(model, protein.tokens[None], layer=layer, heads=[head]))
+def _first(probe, layer, head):
+    """Return the weights among the first residues, which are all in the first block of columns."""
+    start = probe.protein.residues.start
+    cut = slice(start, start + min(FIRST, len(probe.protein.letters)))
+    _, columns = next(probe.columns(layer, heads=[head]))
     return columns[0, 0, cut, cut]

@@ -1,7 +1,7 @@
-"""What the rows of an attention matrix sum to, and why where it is not 1.
+"""Sums of the rows of attention matrices, and the reasons why they can differ from 1.
 
-Nothing in this package renormalises weights: they are shown as the model uses them. So a figure must say what a row
-sums to: it is measured here, by values of 1 (out = A 1), and the mechanism's config says where it is not 1 by design.
+This package does not renormalise attention weights: figures show those that the model uses, and state the sums of rows.
+The sums are measured with values of 1 (out = A 1). A mechanism's config states why they can differ from 1 by design.
 """
 
 import functools
@@ -12,25 +12,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Bool, Float32, Integer
+from jaxtyping import Bool, Float32
 
 from proteinlm.alphabet import PAD
-from proteinlm.inference.probing import queries_keys
+from proteinlm.inference.probing import Probe
 from proteinlm.models.attention.base import MechanismConfig
-from proteinlm.models.transformer import ProteinLM
 
 NEAR_ONE = 1e-3
-"""A row whose sum is this near 1 sums to 1: float32 sums over thousands of weights round by less."""
+"""Largest difference from 1 of a sum that counts as 1: float32 sums over thousands of weights round by less."""
 
 
 @dataclass(frozen=True)
 class RowSums:
-    """The sums of the rows of a model's attention matrices, over the tokens of a protein.
+    """A summary of the row sums of a model's attention matrices for one protein.
 
     Attributes:
-        mean, least, largest: over tokens, heads and layers.
-        to_one: whether all are 1, but for rounding (`NEAR_ONE`).
-        reason: why, by the mechanism's definition, rows need not sum to 1; "" where they do by design.
+        mean, least, largest: mean, smallest and largest sum over tokens, heads and layers.
+        to_one: whether all sums are 1 except for rounding (`NEAR_ONE`).
+        reason: the reason in the mechanism's definition why rows need not sum to 1; "" if they do by design.
     """
 
     mean: float
@@ -40,7 +39,7 @@ class RowSums:
     reason: str
 
     def sentence(self) -> str:
-        """What a figure says of its rows."""
+        """Return the sentence about row sums in a figure."""
         if self.to_one:
             return "each row sums to 1 over all tokens, special ones included"
         return (
@@ -49,7 +48,7 @@ class RowSums:
         )
 
     def to_dict(self) -> dict:
-        """Return the fields for JSON; a number that is not finite becomes None."""
+        """Return the fields for JSON; NaN and infinities become None."""
         return {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in asdict(self).items()
@@ -57,24 +56,19 @@ class RowSums:
 
 
 def measure_row_sums(
-    model: ProteinLM, tokens: Integer[np.ndarray, "B L"], *, over: Bool[np.ndarray, "B L"] | None = None
+    probe: Probe, *, over: Bool[np.ndarray, "B L"] | None = None
 ) -> Float32[np.ndarray, "layers B H L"]:
-    """Return what each row of each attention matrix sums to; NaN for rows of padding.
+    """Return the sum of each row of each attention matrix; NaN for rows of padding.
 
     Args:
-        model: a causal or bidirectional model.
-        tokens: ids; 0 is padding.
-        over: the columns summed over; None means all.
-
-    Raises:
-        InputError: more tokens than the model's max_length.
+        probe: a model and tokens [B, L].
+        over: the columns that are summed; None means all.
     """
-    q, k = queries_keys(model, tokens)
-    mask = tokens != PAD
+    mask = probe.tokens != PAD
     over = (mask if over is None else over).astype(np.float32)
     sums = [
-        _layer_row_sums(*nnx.split(model.attention(layer)), q[layer], k[layer], mask, over, causal=model.causal)
-        for layer in range(model.config.num_layers)
+        _layer_row_sums(*probe.layer(layer), mask, over, causal=probe.model.causal)
+        for layer in range(probe.model.config.num_layers)
     ]
     return np.where(mask[None, :, None, :], np.stack(sums), np.float32(np.nan))
 
@@ -88,7 +82,7 @@ def _layer_row_sums(graph, state, q, k, mask, over, *, causal):
 
 
 def summarise(sums: Float32[np.ndarray, "*rows"], config: MechanismConfig) -> RowSums:
-    """Say of measured sums what they are, and why, by the mechanism's config."""
+    """Return the summary of measured sums, with the reason from the mechanism's config."""
     known = sums[~np.isnan(sums)].astype(np.float64)
     least, largest = float(known.min()), float(known.max())
     to_one = max(1 - least, largest - 1) <= NEAR_ONE

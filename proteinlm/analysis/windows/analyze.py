@@ -15,7 +15,7 @@ from proteinlm.analysis.windows.measure import WindowAttention, read_window, sha
 from proteinlm.errors import InputError
 from proteinlm.models.transformer import ProteinLM
 from proteinlm.output.figures import save_figure
-from proteinlm.output.saving import save_arrays, save_summary
+from proteinlm.output.saving import rounded, save_arrays, save_summary
 
 NULLS = {
     "residues": "residues shuffled within each protein",
@@ -167,9 +167,9 @@ def analyze_windows(
         "repeats": repeats,
         "seed": seed,
         "shortest": shortest,
-        "share_across": _rounded(share[..., 1]),
-        "share_within": _rounded(share[..., 0]),
-        "share_across_control": _rounded(control_share[..., 1]),
+        "share_across": rounded(share[..., 1]),
+        "share_within": rounded(share[..., 0]),
+        "share_across_control": rounded(control_share[..., 1]),
         "share_even": {"within": float(even[0]), "across": float(even[1]), "special": float(even[2])},
         "num_pairs": len(pairs),
         "num_control_pairs": control_values.size,
@@ -273,7 +273,3 @@ def _described_window(number, window, causal, names):
         first, last = int(start) + shift, int(stop) + shift - 1
         proteins.append({"protein": place + 1, **name, "start": first, "stop": last, "length": int(stop - start)})
     return {"window": number, "proteins": proteins}
-
-
-def _rounded(values):
-    return [[None if np.isnan(value) else round(float(value), 4) for value in row] for row in values]

@@ -20,7 +20,7 @@ from jaxtyping import Float64, Int64, Integer
 
 from proteinlm import alphabet
 from proteinlm.errors import InputError
-from proteinlm.inference.probing import BLOCK, column_blocks
+from proteinlm.inference.probing import BLOCK, Probe
 from proteinlm.models.transformer import ProteinLM
 
 
@@ -137,9 +137,9 @@ def window_attention(
     octaves = num_octaves(length)
     sums, relative_sums = np.zeros((2, layers, heads, proteins, proteins + 1))
     profile = np.zeros((layers, heads, 2 * octaves))
-    given = np.pad(tokens, (0, max(0, (padded or 0) - length)), constant_values=alphabet.PAD)[None]
+    probe = Probe(model, np.pad(tokens, (0, max(0, (padded or 0) - length)), constant_values=alphabet.PAD)[None])
     for layer in range(layers):
-        for start, columns in column_blocks(model, given, layer=layer, block=block):
+        for start, columns in probe.columns(layer, block=block):
             if start >= length:
                 break
             stop = min(start + columns.shape[-1], length)

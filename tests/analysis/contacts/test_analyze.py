@@ -8,9 +8,9 @@ from structure_files import cif_text, hairpin, pdb_text, protein_atoms
 from proteinlm.analysis.contacts import analyze as module
 from proteinlm.analysis.contacts import measure as contacts
 from proteinlm.analysis.contacts.analyze import analyze_structure
+from proteinlm.analysis.contacts.structures import read_chain
 from proteinlm.errors import InputError
-from proteinlm.inference.probing import attention_maps
-from proteinlm.inference.proteins import read_protein
+from proteinlm.inference.probing import probe_protein
 
 LETTERS = "MKVLATGWCDEFGHIKLMNPQRSTVWYARNDCEQ"
 
@@ -26,15 +26,15 @@ def structure(tmp_path):
 def test_precisions_are_those_of_the_whole_maps(make_model, structure, tmp_path, causal):
     model = make_model("softmax", causal=causal)
     output = tmp_path / "out"
-    summary = analyze_structure(model, structure, output)
+    summary = analyze_structure(model, read_chain(structure), output)
     assert json.loads((output / "contacts.json").read_text()) == summary
     assert sorted(path.name for path in output.iterdir()) == [
         "contact_precision.pdf", "contact_precision.png", "contacts.json", "contacts.npz", "contacts.pdf",
         "contacts.png",
     ]  # fmt: skip
     saved = np.load(output / "contacts.npz")
-    protein = read_protein(model, LETTERS.encode(), name="p")
-    maps = attention_maps(model, protein.tokens[None])[:, 0][:, :, protein.residues, protein.residues]
+    probe = probe_protein(model, LETTERS.encode(), name="p")
+    maps = probe.maps()[:, 0, :, probe.protein.residues, probe.protein.residues]
     both = maps + maps.swapaxes(-1, -2)
     places = np.array(hairpin(LETTERS))
     places[2] = np.nan
@@ -66,18 +66,20 @@ def test_the_protein_may_be_another_than_the_chain(make_model, tmp_path):
     atoms = protein_atoms("GHIKLM", hairpin("GHIKLM")) + protein_atoms(LETTERS, hairpin(LETTERS), chain="B")
     path.write_text(cif_text(atoms))
     protein = "MSSQ" + LETTERS[:8] + "W" + LETTERS[9:]
-    summary = analyze_structure(make_model(), path, tmp_path / "out", chain="B", name="mine", sequence=protein.encode())
+    summary = analyze_structure(
+        make_model(), read_chain(path, "B"), tmp_path / "out", name="mine", sequence=protein.encode()
+    )
     assert (summary["protein"], summary["chain"], summary["chains"]) == ("mine (a.cif, chain B)", "B", ["A", "B"])
     assert Path(summary["structure"]).name == "a.cif"
     assert summary["mismatches"] == ["W13C"]
     assert (summary["num_aligned"], summary["num_residues_without_structure"]) == (34, 4)
     assert not summary["sequence_in_file"]
     with pytest.raises(InputError, match="no protein chain 'Z'"):
-        analyze_structure(make_model(), path, tmp_path / "none", chain="Z")
+        read_chain(path, "Z")
     with pytest.raises(InputError, match=r"a\.cif, chain A: the structure has 0 pairs"):
-        analyze_structure(make_model(), path, tmp_path / "none")
+        analyze_structure(make_model(), read_chain(path), tmp_path / "none")
     with pytest.raises(InputError, match=r"has 34 residues, but this model reads at most 32"):
-        analyze_structure(make_model(max_length=32), path, tmp_path / "none", chain="B")
+        analyze_structure(make_model(max_length=32), read_chain(path, "B"), tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
@@ -86,7 +88,7 @@ def test_a_gap_that_no_sequence_opens_is_told(make_model, tmp_path, monkeypatch)
     monkeypatch.setattr(module, "save_figure", lambda figure, stem: drawn.update({stem.name: figure}) or (stem,))
     path, model = tmp_path / "gap.pdb", make_model()
     path.write_text(pdb_text(protein_atoms(LETTERS, hairpin(LETTERS), chain=" ", missing=(8, 9, 10, 11))))
-    summary = analyze_structure(model, path, tmp_path)
+    summary = analyze_structure(model, read_chain(path), tmp_path)
     assert summary["protein"] == "gap.pdb, chain (unnamed)"
     assert summary["gaps_closed_up"] == [{"after": 7, "before": 12, "missing": 4}]
     expected = (
@@ -96,14 +98,14 @@ def test_a_gap_that_no_sequence_opens_is_told(make_model, tmp_path, monkeypatch)
     assert summary["warnings"] == [expected]
     assert expected[1:] in drawn["contacts"].axes[0].get_title().replace("\n", " ")
     # The protein's own sequence opens it.
-    summary = analyze_structure(model, path, tmp_path, sequence=LETTERS.encode(), name="mine")
+    summary = analyze_structure(model, read_chain(path), tmp_path, sequence=LETTERS.encode(), name="mine")
     assert (summary["gaps_closed_up"], summary["num_unresolved"]) == ([], 4)
     assert summary["warnings"] == [
         "4 of the protein's 34 residues are not resolved in the structure: pairs with them are not judged."
     ]
     whole = tmp_path / "whole.pdb"
     whole.write_text(pdb_text(protein_atoms(LETTERS, hairpin(LETTERS))))
-    assert analyze_structure(model, whole, tmp_path)["warnings"] == []
+    assert analyze_structure(model, read_chain(whole), tmp_path)["warnings"] == []
     assert drawn["contacts"].axes[0].get_title() == ""
 
 
@@ -111,7 +113,9 @@ def test_what_does_not_fit_the_protein_is_counted_and_told(make_model, tmp_path)
     path, model = tmp_path / "a.pdb", make_model()
     crystal = "GSHM" + LETTERS[:8] + "A" + LETTERS[9:]
     path.write_text(pdb_text(protein_atoms(crystal, hairpin(crystal))))
-    summary = analyze_structure(model, path, tmp_path / "out", sequence=(LETTERS + "HH").encode(), name="mine")
+    summary = analyze_structure(
+        model, read_chain(path), tmp_path / "out", sequence=(LETTERS + "HH").encode(), name="mine"
+    )
     counts = ("num_mismatches", "num_structure_residues_without_place", "num_unresolved")
     assert [summary[count] for count in counts] == [1, 4, 2]
     assert summary["mismatches"] == ["C9A"]
@@ -121,23 +125,24 @@ def test_what_does_not_fit_the_protein_is_counted_and_told(make_model, tmp_path)
         "2 of the protein's 36 residues are not resolved in the structure: pairs with them are not judged.",
     ]
     with pytest.raises(InputError, match="chain A does not look like a structure of other"):
-        analyze_structure(model, path, tmp_path / "none", sequence=b"P" * 34, name="other")
+        analyze_structure(model, read_chain(path), tmp_path / "none", sequence=b"P" * 34, name="other")
 
 
-def training_files(tmp_path, number=3):
+def training_chains(tmp_path, number=3):
     rng = np.random.default_rng(2)
-    paths = []
+    chains = []
     for name in range(number):
         letters = "".join(rng.permutation(list(LETTERS)))
-        paths.append(tmp_path / f"train{name}.pdb")
-        paths[-1].write_text(pdb_text(protein_atoms(letters, hairpin(letters))))
-    return paths
+        path = tmp_path / f"train{name}.pdb"
+        path.write_text(pdb_text(protein_atoms(letters, hairpin(letters))))
+        chains.append(read_chain(path))
+    return chains
 
 
 def test_regression_is_fitted_on_other_structures(make_model, structure, tmp_path):
     pytest.importorskip("sklearn", reason="scikit-learn is not installed (extra: analysis)")
     model = make_model(num_heads=4)
-    summary = analyze_structure(model, structure, tmp_path / "out", training=training_files(tmp_path))
+    summary = analyze_structure(model, read_chain(structure), tmp_path / "out", training=training_chains(tmp_path))
     saved = np.load(tmp_path / "out" / "contacts.npz")
     scores = np.tensordot(saved["coefficients"], saved["attention_apc"], 2)
     np.testing.assert_allclose(saved["shown_scores"], scores, atol=1e-6)
@@ -145,7 +150,7 @@ def test_regression_is_fitted_on_other_structures(make_model, structure, tmp_pat
     assert summary["precision"]["logistic regression"]["short"]["L"] is not None
     assert len(summary["training_structures"]) == 3
     with pytest.raises(InputError, match="has the sequence of the one that is judged"):
-        analyze_structure(model, structure, tmp_path / "none", training=[structure])
+        analyze_structure(model, read_chain(structure), tmp_path / "none", training=[read_chain(structure)])
 
 
 def test_without_scikit_learn_nothing_is_begun(make_model, structure, tmp_path, monkeypatch):
@@ -154,5 +159,5 @@ def test_without_scikit_learn_nothing_is_begun(make_model, structure, tmp_path, 
 
     monkeypatch.setattr(contacts, "require_regression", missing)
     with pytest.raises(InputError, match="scikit-learn"):
-        analyze_structure(make_model(), structure, tmp_path / "none", training=[tmp_path / "nowhere.pdb"])
+        analyze_structure(make_model(), read_chain(structure), tmp_path / "none", training=training_chains(tmp_path, 1))
     assert not (tmp_path / "none").exists()

@@ -140,7 +140,7 @@ def test_a_file_that_is_not_there(tmp_path):
 
 def chain_of(letters, places=None):
     places = np.array(hairpin(letters) if places is None else places, np.float64)
-    return structures.Chain("A", ("A",), letters, places, None)
+    return structures.Chain("a.pdb", "A", ("A",), letters, places, None)
 
 
 def test_a_structure_is_laid_on_a_longer_protein():

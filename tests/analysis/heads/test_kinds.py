@@ -112,7 +112,7 @@ def measure(monkeypatch):
         weights = weights * np.tri(100) if causal else weights
         model = Planted(weights, causal)
         zeros = jnp.zeros((1, 1, 100, len(weights), 1))
-        monkeypatch.setattr(head_kinds, "queries_keys", lambda model, tokens: (zeros, zeros))
+        monkeypatch.setattr(head_kinds.Probe, "queries_keys", (zeros, zeros))
         found = head_kinds.measure_patterns(model, [LETTERS[: 100 - causal]], batch_size=1, block=32)
         kinds = head_kinds.kinds_of(found.diagonal, found.vertical, found.block, found.evenness)[0, 0]
         names = [KINDS[kind] if kind >= 0 else None for kind in kinds]
@@ -233,7 +233,7 @@ def test_kinds_by_threshold():
 
 def test_bad_input_is_named(make_model):
     model = make_model()
-    with pytest.raises(InputError, match="none of the 2 sequences has the 32 residues"):
+    with pytest.raises(InputError, match="none of the 2 sequences has 32 residues or more"):
         head_kinds.measure_patterns(model, [b"ACD", b"A" * 31])
     with pytest.raises(InputError, match="at least one sequence"):
         head_kinds.measure_patterns(model, [])

@@ -5,7 +5,7 @@ import pytest
 
 from proteinlm import alphabet
 from proteinlm.analysis.heads.kinds import REACH, HeadPatterns, kinds_of
-from proteinlm.analysis.heads.table import claims, head_table, telling_heads, vertical_positions
+from proteinlm.analysis.heads.table import claims, clearest_heads, head_table, vertical_positions
 from proteinlm.inference.proteins import Protein
 
 LETTERS = b"MKVCAC" * 6
@@ -105,10 +105,10 @@ def test_claims_count():
 
 def test_the_clearest_of_each_pattern_then_the_next_clearest():
     table = head_table(patterns([0.3, 0.9, 0.8, 0.0, 0.05], [0, 0, 0, 0.25, 0.1], [0, 0, 0, 0, 0.01]))
-    chosen = telling_heads(table, layers=[0], heads=[0, 1, 2, 3, 4], number=3)
+    chosen = clearest_heads(table, layers=[0], heads=[0, 1, 2, 3, 4], number=3)
     assert chosen == [(0, 1, "diagonal"), (0, 3, "vertical"), (0, 2, "diagonal")]
-    assert telling_heads(table, layers=[0], heads=[4, 0], number=9) == [(0, 0, "diagonal"), (0, 4, "diffuse")]
-    assert telling_heads(table, layers=[0], heads=[4], number=1) == [(0, 4, "diffuse")]
+    assert clearest_heads(table, layers=[0], heads=[4, 0], number=9) == [(0, 0, "diagonal"), (0, 4, "diffuse")]
+    assert clearest_heads(table, layers=[0], heads=[4], number=1) == [(0, 4, "diffuse")]
 
 
 def test_kinds_are_those_of_the_means():

@@ -70,7 +70,7 @@ def test_it_is_whole_or_not_at_all(maps, tmp_path):
     before = path.read_bytes()
     broken = maps.copy()
     broken[0, 0, 3, 1] = np.nan
-    with pytest.raises(InputError, match="the attention of p holds weights that are not finite"):
+    with pytest.raises(InputError, match="the attention of p contains weights that are not finite"):
         interactive_map(broken, LETTERS, path, name="p", causal=True)
     with pytest.raises(InputError, match="not an amino acid"):
         interactive_map(maps, LETTERS[:-1] + "@", path, name="p", causal=True)
@@ -85,7 +85,7 @@ def test_it_is_whole_or_not_at_all(maps, tmp_path):
 
 def test_too_large_arrays_name_their_size(tmp_path):
     many = np.broadcast_to(np.float32(0), (9, 8, 1024, 1024))
-    with pytest.raises(InputError, match=r"9 layers and 8 heads of p would hold 144 MiB, and browsers hold 64"):
+    with pytest.raises(InputError, match=r"9 layers and 8 heads of p would need 144 MiB; the limit is 64 MiB"):
         interactive_map(many, "A" * 1024, tmp_path / "map.html", name="p", causal=False)
     assert not list(tmp_path.iterdir())
 

@@ -1,13 +1,12 @@
 import numpy as np
 
 from proteinlm.analysis.maps import measure as protein_maps
-from proteinlm.inference.proteins import BPT1_BOVIN, read_protein
+from proteinlm.inference.probing import probe_protein
+from proteinlm.inference.proteins import BPT1_BOVIN
 
 
 def test_heads_that_are_few_are_all_shown_with_their_kinds(make_model):
-    model = make_model("identity")
-    protein = read_protein(model, BPT1_BOVIN[:40], name="p")
-    choice = protein_maps.choose_heads(model, protein, [1], [1, 0])
+    choice = protein_maps.choose_heads(probe_protein(make_model("identity"), BPT1_BOVIN[:40]), [1], [1, 0])
     assert choice.heads == [(1, 1), (1, 0)]
     assert choice.labels[0].startswith("layer 1, head 1: diagonal 0.9")
     assert choice.labels[0].endswith("offset 0")
@@ -16,17 +15,15 @@ def test_heads_that_are_few_are_all_shown_with_their_kinds(make_model):
 
 
 def test_a_short_protein_shows_the_first_heads(make_model):
-    model = make_model("identity")
-    choice = protein_maps.choose_heads(model, read_protein(model, b"MKV", name="p"), [0, 1], [0, 1])
+    choice = protein_maps.choose_heads(probe_protein(make_model("identity"), b"MKV"), [0, 1], [0, 1])
     assert choice.heads == [(0, 0), (0, 1), (1, 0)]
     assert "fewer than 32 residues" in choice.how
     assert choice.labels[0] == "layer 0, head 0"
 
 
 def test_what_stays_on_residues_and_what_rows_sum_to(make_model):
-    model = make_model("softmax")
-    protein = read_protein(model, BPT1_BOVIN[:40], name="p")
-    found = protein_maps.measure_protein(model, protein, layers=[1, 0], heads=[1], chosen=[(0, 1)])
+    probe = probe_protein(make_model("softmax"), BPT1_BOVIN[:40])
+    found = protein_maps.measure_protein(probe, layers=[1, 0], heads=[1], chosen=[(0, 1)])
     np.testing.assert_allclose(found.on_residues, found.maps.sum(-1).mean(-1), atol=1e-5)
     assert found.on_residues.max() < 0.9999
     assert found.row_sums.shape == (2, 1, 40)

@@ -8,6 +8,7 @@ from tiny_models import KINDS, mechanism
 from proteinlm import alphabet
 from proteinlm.analysis.maps import row_sums
 from proteinlm.errors import InputError
+from proteinlm.inference.probing import Probe
 from proteinlm.models.attention import FavorConfig, GeneralizedConfig
 
 
@@ -21,7 +22,7 @@ def tokens():
 @pytest.mark.parametrize("name", KINDS)
 def test_sums_are_those_of_the_explicit_matrix(make_model, explicit_maps, tokens, name):
     model = make_model(attention=mechanism(name, 64), causal=name in CAUSAL)
-    found = row_sums.measure_row_sums(model, tokens)
+    found = row_sums.measure_row_sums(Probe(model, tokens))
     expected = explicit_maps(model, tokens).sum(-1)
     assert found.shape == (2, 2, 2, 19)
     real = tokens != alphabet.PAD
@@ -29,7 +30,7 @@ def test_sums_are_those_of_the_explicit_matrix(make_model, explicit_maps, tokens
     scale = max(1.0, np.abs(expected).max())
     np.testing.assert_allclose(np.nan_to_num(found), expected, atol=50 * CASES[name].tolerance * scale)
     some = tokens > 15
-    part = row_sums.measure_row_sums(model, tokens, over=some)
+    part = row_sums.measure_row_sums(Probe(model, tokens), over=some)
     expected = np.einsum("abhij,bj->abhi", explicit_maps(model, tokens), some)
     np.testing.assert_allclose(np.nan_to_num(part), expected, atol=50 * CASES[name].tolerance * scale)
     summary = row_sums.summarise(found, model.config.attention)
@@ -61,4 +62,4 @@ def test_sentences_say_numbers_and_the_reason():
 
 def test_too_many_tokens(make_model):
     with pytest.raises(InputError, match="65 tokens"):
-        row_sums.measure_row_sums(make_model(), np.ones((1, 65), np.uint8))
+        row_sums.measure_row_sums(Probe(make_model(), np.ones((1, 65), np.uint8)))

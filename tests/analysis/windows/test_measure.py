@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from proteinlm import alphabet
 from proteinlm.analysis.windows import measure as windows
 from proteinlm.errors import InputError
-from proteinlm.inference.probing import attention_map
+from proteinlm.inference.probing import Probe
 
 EOS = alphabet.EOS
 
@@ -44,7 +44,7 @@ def plainly(model, window):
     sums, relative = np.zeros((2, layers, heads, proteins, proteins))
     special, profile = np.zeros((layers, heads)), np.zeros((layers, heads, 2 * octaves))
     counts, even = np.zeros((proteins, proteins, 2 * octaves), int), []
-    maps = np.stack([attention_map(model, tokens[None], layer=layer)[0] for layer in range(layers)])
+    maps = np.stack([Probe(model, tokens[None]).map(layer)[0] for layer in range(layers)])
     for i in range(len(tokens)):
         if owner[i] < 0:
             continue
@@ -149,14 +149,15 @@ def test_windows_that_cannot_be_used(make_model, tokens, message):
 
 
 def test_memory_is_linear_in_the_length(make_model, monkeypatch):
-    model = make_model("softmax", num_layers=1)
+    model = make_model("softmax", num_layers=1, max_length=2048)
 
-    def blocks(model, tokens, *, layer, block):
-        for start in range(0, tokens.shape[1], block):
-            yield start, np.ones((1, 2, tokens.shape[1], block), np.float32)
+    def blocks(probe, layer, *, block):
+        length = probe.tokens.shape[1]
+        for start in range(0, length, block):
+            yield start, np.ones((1, 2, length, block), np.float32)
 
     def peak(length):
-        monkeypatch.setattr(windows, "column_blocks", blocks)
+        monkeypatch.setattr(windows.Probe, "columns", blocks)
         starts = np.arange(0, length, length // 4)
         tokens = np.full(length, 5, np.uint8)
         tracemalloc.start()
