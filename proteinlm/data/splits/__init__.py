@@ -1,1 +1,1 @@
-"""Which split a record belongs to: by held-out family and digest, by sequence identity, or from a manifest."""
+"""Splits of a dataset: by held-out families and digest, by sequence identity, or from a published manifest."""

@@ -1,7 +1,7 @@
-"""Splits that are decided before records are reduced: digest -> split on disk, in the buckets of the records.
+"""Scratch tables from digest to split, for splits that are assigned before the records are reduced.
 
-The table of a bucket is looked up by the process that reduces the bucket, so that memory holds one bucket's. All
-of it is scratch of one run.
+There is one table for each bucket of the records. The process that reduces a bucket reads only the table of this
+bucket, so that memory does not grow with the dataset.
 """
 
 import itertools
@@ -20,12 +20,12 @@ _ROW = np.dtype([("digest", "S16"), ("code", "i1")])
 
 
 class Lookup(NamedTuple):
-    """What a table says about the sequences of a bucket.
+    """The splits of the sequences of a bucket.
 
     Attributes:
-        codes: int8 [n], indices into `LISTED`; -1 where the table lacks the sequence.
-        absent: uint8 [m, 16], digests of the table that no sequence of the bucket has, in order.
-        absent_codes: int8 [m].
+        codes: int8 [n], indices of `LISTED`; -1 for a sequence that the table does not have.
+        absent: uint8 [m, 16], digests of the table without a sequence in the bucket, in order.
+        absent_codes: int8 [m], their splits.
     """
 
     codes: np.ndarray
@@ -34,18 +34,18 @@ class Lookup(NamedTuple):
 
 
 def assigned_folder(work: Path) -> Path:
-    """Return the folder of the tables; it exists if splits are decided beforehand."""
+    """Return the folder of the tables, which exists if splits are assigned before the records are reduced."""
     return work / "assigned"
 
 
 def assign(work: Path, num_buckets: int, digests: np.ndarray, codes: np.ndarray) -> None:
-    """Add rows to the tables of their buckets; quickest when they come in the order of the digests.
+    """Append rows to the tables of their buckets. This is fastest for sorted digests.
 
     Args:
         work: scratch folder.
-        num_buckets: a power of two, that of the records.
+        num_buckets: number of buckets of the records, a power of two.
         digests: uint8 [n, 16].
-        codes: int8 [n], indices into `LISTED`.
+        codes: int8 [n], indices of `LISTED`.
     """
     folder = assigned_folder(work)
     folder.mkdir(exist_ok=True)
@@ -61,14 +61,15 @@ def assign(work: Path, num_buckets: int, digests: np.ndarray, codes: np.ndarray)
 
 
 def look_up(work: Path, bucket: int, digests: np.ndarray) -> Lookup | None:
-    """Return the splits of the sequences of a bucket; None if splits are decided by digest alone.
+    """Return the splits of the sequences of a bucket; None if no splits were assigned.
 
     Args:
-        work, bucket: as for the records.
+        work: scratch folder.
+        bucket: number of the bucket.
         digests: uint8 [n, 16], ascending and distinct.
 
     Raises:
-        InputError: the table has a digest twice (which only a manifest from elsewhere can have).
+        InputError: the table has a digest twice, because the manifest has (proteinlm does not write such a manifest).
     """
     folder = assigned_folder(work)
     if not folder.is_dir():
@@ -81,58 +82,58 @@ def look_up(work: Path, bucket: int, digests: np.ndarray) -> Lookup | None:
         first, second = (LISTED[code] for code in rows["code"][twice[0] : twice[0] + 2])
         text = bytes_of(rows["digest"])[twice[0]].tobytes().hex()
         raise InputError(
-            f"the manifest has the digest {text} twice ({first} and {second}), but each sequence is one row: name the "
-            "manifest of one dataset."
+            f"the manifest has the digest {text} twice ({first} and {second}), but each sequence must be one row: give "
+            "the manifest of one dataset."
         )
     wanted = _texts(digests)
-    places = np.searchsorted(rows["digest"], wanted)
+    indices = np.searchsorted(rows["digest"], wanted)
     codes = np.full(len(wanted), UNLISTED, np.int8)
-    inside = places < len(rows)
-    found = np.zeros(len(wanted), bool)
-    found[inside] = rows["digest"][places[inside]] == wanted[inside]
-    codes[found] = rows["code"][places[found]]
+    inside = indices < len(rows)
+    listed = np.zeros(len(wanted), bool)
+    listed[inside] = rows["digest"][indices[inside]] == wanted[inside]
+    codes[listed] = rows["code"][indices[listed]]
     absent = np.ones(len(rows), bool)
-    absent[places[found]] = False
+    absent[indices[listed]] = False
     return Lookup(codes, bytes_of(rows["digest"][absent]), rows["code"][absent])
 
 
 def _texts(digests: np.ndarray) -> np.ndarray:
-    # NumPy compares fixed-width bytes whole, zeros at the end included, when all have the same width.
+    # NumPy compares all bytes of S16 values, including zeros at the end, if both sides have the same width.
     return np.ascontiguousarray(digests, np.uint8).view("S16").reshape(-1)
 
 
 def bytes_of(texts: np.ndarray) -> np.ndarray:
-    """Return S16 [n] as uint8 [n, 16]."""
+    """Convert digests from S16 [n] to uint8 [n, 16]."""
     return np.ascontiguousarray(texts).view(np.uint8).reshape(-1, 16)
 
 
-def save_unmatched(folder: Path, found: Lookup, digests: np.ndarray, names: Sequence[bytes]) -> None:
-    """Write what a bucket and its table do not share: unlisted.tsv and absent.rows; nothing if they share all.
+def save_unmatched(folder: Path, splits: Lookup, digests: np.ndarray, names: Sequence[bytes]) -> None:
+    """Write the sequences that only the bucket has (unlisted.tsv) or only its table has (absent.rows), if any.
 
     Args:
-        folder: of the reduced bucket.
-        found: of `look_up`.
+        folder: folder of the reduced bucket.
+        splits: result of `look_up`.
         digests: uint8 [n, 16], as given to `look_up`.
-        names: accession of each.
+        names: accession of each sequence.
     """
-    rows = np.flatnonzero(found.codes == UNLISTED).tolist()
+    rows = np.flatnonzero(splits.codes == UNLISTED).tolist()
     if rows:
         lines = (f"{names[row].decode()}\t{digests[row].tobytes().hex()}\n" for row in rows)
         (folder / "unlisted.tsv").write_text("".join(lines), encoding="utf-8")
-    if len(found.absent):
-        absent = np.empty(len(found.absent), _ROW)
-        absent["digest"], absent["code"] = _texts(found.absent), found.absent_codes
+    if len(splits.absent):
+        absent = np.empty(len(splits.absent), _ROW)
+        absent["digest"], absent["code"] = _texts(splits.absent), splits.absent_codes
         (folder / "absent.rows").write_bytes(absent.tobytes())
 
 
 def unlisted(folder: Path) -> list[str]:
-    """Return the lines accession <tab> digest of a reduced bucket's sequences that the table lacks."""
+    """Return the lines accession <tab> digest of the sequences of a reduced bucket that the table does not have."""
     path = folder / "unlisted.tsv"
-    # Not splitlines: an accession may hold a character that it takes for the end of a line.
+    # Not splitlines: an accession may contain a character that splitlines takes for a line end.
     return path.read_bytes().decode().removesuffix("\n").split("\n") if path.is_file() else []
 
 
 def absent(folder: Path) -> np.ndarray:
-    """Return uint8 [m, 16], the digests of the table that a reduced bucket lacks, in order."""
+    """Return the digests of the table without a sequence in a reduced bucket, uint8 [m, 16], in order."""
     path = folder / "absent.rows"
     return bytes_of(np.fromfile(path, _ROW)["digest"]) if path.is_file() else np.empty((0, 16), np.uint8)

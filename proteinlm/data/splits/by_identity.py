@@ -1,30 +1,33 @@
-"""Splits by distance: no sequence of train is nearer than a threshold to one of valid, test or ood.
+"""Splits by sequence identity: no sequence of train is as similar as a threshold to one of valid, test or ood.
 
-1. Distinct sequences alone take part: copies are one record before, by digest. MMseqs2 calls sequences the same that
-   differ in X and U, and does not cluster every fragment, so copies are not left to it.
-2. ood is decided by held-out families, as without this.
-3. MMseqs2 clusters them; a whole cluster goes to train, valid or test, by a digest of its smallest digest against the
-   fractions.
-4. All of valid, test and ood is searched against all of train with MMseqs2, and what is within the threshold leaves
-   train: it is `near`, and in no split. The search is repeated against what is left until it finds nothing, so that
-   the last search is the proof, as far as it finds. No limit on hits loses any (see `Mmseqs.search`).
+Method:
+1. Only distinct sequences take part; copies have been united by digest. This is not left to MMseqs2, which treats
+   sequences that differ only in X and U as identical and does not put every fragment into a cluster.
+2. Sequences with a held-out family are ood, as in splits by digest.
+3. MMseqs2 clusters the sequences. Each cluster goes as a whole to train, valid or test, by a digest of its smallest
+   digest and the fractions.
+4. MMseqs2 searches all sequences of valid, test and ood against all of train. Sequences of train within the threshold
+   leave train: they are `near` and in no split. The search is repeated against the rest of train until it finds no
+   more. The last search thus proves the result, as far as its sensitivity goes. The number of hits is not limited
+   (see `Mmseqs.search`).
 
-Identity is that of MMseqs2's local alignment: identical columns over all columns, gaps included (--seq-id-mode 0). An
-alignment counts if it covers 80 % of one of its two sequences (--cov-mode 1 or 2, -c 0.8: fragments count), whatever
-its E-value is, which would depend on the size of train. Sequences below 30 residues cannot be searched for well
-enough; since nobody can say how near they are, they are `near` too, those with a held-out family included.
+Identity is that of MMseqs2's local alignment: identical columns divided by all columns, including gaps (--seq-id-mode
+0). An alignment counts if it covers 80 % of one of its two sequences (--cov-mode 1 or 2, -c 0.8; so fragments count).
+Its E-value is not limited, since E-values depend on the size of train. A search does not reliably find sequences below
+30 residues, and so their similarity is unknown; they are `near` as well, even with a held-out family.
 
-How much a search overlooks was measured. 226 sequences of the packaged sample against all of it, beside a finer search
-(words of 5 residues instead of 6): none of 15,626 pairs at 0.5 and above, 4 of 18,219 at 0.4, 53 of 20,055 at 0.3. 586
-x 2,220 pairs of Swiss-Prot's sequences, 400 of them of 12 to 30 residues, all aligned without a prefilter: at 0.5 it
-overlooked 19, each with one of 14 to 22 residues.
+Sensitivity, measured: (a) 226 sequences of the packaged sample against the whole sample, compared with a finer search
+(words of 5 residues instead of 6): the search missed 0 of 15,626 pairs at identity 0.5 and above, 4 of 18,219 at 0.4,
+and 53 of 20,055 at 0.3. (b) 586 x 2,220 pairs of Swiss-Prot's sequences, 400 of them with 12 to 30 residues, compared
+with alignments of all pairs: at 0.5 the search missed 19 pairs, each with a sequence of 14 to 22 residues.
 
-Two sequences of 100 residues and more that are half identical score far more than 15 on some diagonal, which is all
-that MMseqs2 asks before it aligns; at 0.4 and above it is asked for more. That spares nine of ten alignments, and of
-the pairs of 400 sequences of Swiss-Prot with 433,405 others it lost none: of 34,667 at 0.5 with a score of 50, of
-58,726 at 0.4 with a score of 35. Shorter ones keep 15.
+Speed: MMseqs2 aligns a pair if one diagonal without gaps has a score of at least 15. Pairs of sequences of 100 residues
+or more with an identity of 0.5 have a far higher score. For thresholds of 0.4 and above, such sequences are searched
+with a minimum of 35 or 50, which saves nine of ten alignments. Between 400 sequences of Swiss-Prot and 433,405 others
+no pair was missed: 0 of 34,667 at 0.5 with a minimum of 50, and 0 of 58,726 at 0.4 with a minimum of 35. Shorter
+sequences are searched with a minimum of 15.
 
-All of it depends on the sequences and their families alone: rows are in the order of the digests.
+The result depends only on the sequences and their families, since rows are in the order of the digests.
 """
 
 import itertools
@@ -41,35 +44,35 @@ from proteinlm.data.splits.assignments import assign
 from proteinlm.data.splits.mmseqs import COVERAGE, SHORTEST, UNGAPPED, Hits, Mmseqs
 from proteinlm.data.splits.rules import NEAR, OOD, SPLITS, TRAIN, SplitsConfig, split_codes
 
-NONE = -1
-"""Permille of a sequence without any alignment that counts."""
+NO_ALIGNMENT = -1
+"""Identity, in permille, of a sequence without an alignment that counts."""
 IDENTITY_RULE = (
-    "Identity is that of MMseqs2's local alignment: identical columns over all columns, gaps included "
+    "Identity is that of MMseqs2's local alignment: identical columns divided by all columns, including gaps "
     f"(--seq-id-mode 0). An alignment counts if it covers {100 * COVERAGE:g} % of one of its two sequences "
-    f"(--cov-mode 1 or 2, -c {COVERAGE}), whatever its E-value is."
+    f"(--cov-mode 1 or 2, -c {COVERAGE}). Its E-value is not limited."
 )
 _CUT_OFF = 1
 _LONG = 100
 _UNGAPPED_LONG = {0.5: 50, 0.4: 35}
-# Pairs; below, the index that MMseqs2 makes for each search costs more than alignments that are spared.
-_FEW = 10_000_000
+# Number of pairs below which one search is faster: MMseqs2 builds an index for each search.
+_FEW_PAIRS = 10_000_000
 _ROW = np.dtype([("digest", "u1", (16,)), ("length", "<u4"), ("ood", "?")])
 
 
 class IdentitySplits(NamedTuple):
-    """Splits by distance of n distinct sequences, in the order of their digests, and how they came about.
+    """Splits by identity of n distinct sequences, in the order of their digests, with statistics.
 
     Attributes:
-        threshold: a fraction.
+        threshold: identity as a fraction.
         digests: uint8 [n, 16].
-        codes: int8 [n], indices into `LISTED`.
-        before, after: int16 [n], for each sequence of valid, test and ood the identity (in permille, cut off, so up
-            to one too low) to the nearest one of train before and after near ones were moved out; -1 where there is
-            none, and elsewhere.
-        num_clusters: clusters of MMseqs2, those of one sequence included.
-        num_short: sequences that are near since they are too short to be searched for.
-        moved: sequences that each search has moved out of train; the last, which moved none, is not listed.
-        version: of MMseqs2.
+        codes: int8 [n], indices of `LISTED`.
+        before, after: int16 [n], for each sequence of valid, test and ood the identity to the most similar sequence of
+            train, before and after near sequences left train, in permille, truncated (up to 1 too low); -1 without an
+            alignment that counts, and for other sequences.
+        num_clusters: number of clusters, including those of one sequence.
+        num_short: number of sequences that are near because they are too short for a search.
+        moved: number of sequences that each search moved out of train, without the last search, which moved none.
+        version: version of MMseqs2.
     """
 
     threshold: float
@@ -84,22 +87,22 @@ class IdentitySplits(NamedTuple):
 
 
 def identity_folder(work: Path) -> Path:
-    """Return the folder of sequences for MMseqs2."""
+    """Return the scratch folder with the sequences for MMseqs2."""
     return work / "identity"
 
 
 def write_sequences(
     work: Path, bucket: int, digests: np.ndarray, lengths: np.ndarray, ood: np.ndarray, sequences: Iterable[bytes]
 ) -> None:
-    """Write the distinct sequences of one bucket for MMseqs2, named by digest.
+    """Write the distinct sequences of one bucket as FASTA for MMseqs2, named by digest.
 
     Args:
-        work: scratch folder; that of `identity_folder` exists.
+        work: scratch folder, in which `identity_folder` exists.
         bucket: number of the bucket.
         digests: uint8 [n, 16], ascending.
-        lengths: residues, [n].
-        ood: bool [n], whether a family is held out.
-        sequences: n.
+        lengths: lengths in residues, [n].
+        ood: bool [n], whether a sequence has a held-out family.
+        sequences: the n sequences.
     """
     folder = identity_folder(work)
     rows = np.empty(len(digests), _ROW)
@@ -115,21 +118,21 @@ def decide(
     num_buckets: int,
     config: SplitsConfig,
     threads: int,
-    tell: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> IdentitySplits:
-    """Decide the split of all sequences that were written, and leave it for each bucket to look up.
+    """Split the sequences of all buckets by identity, and write the splits for `assignments.look_up`.
 
-    Memory: about 60 bytes a sequence here, and what MMseqs2 takes.
+    Memory: about 60 bytes for each sequence in this process, and the memory of MMseqs2.
 
     Args:
-        work: scratch folder with every bucket's sequences (`write_sequences`); they are removed.
-        num_buckets: of the records.
-        config: with an identity.
-        threads: of MMseqs2; the result does not depend on them.
-        tell: is given what is being done, for a person to read.
+        work: scratch folder with the sequences of each bucket (`write_sequences`), which are removed.
+        num_buckets: number of buckets.
+        config: options with an identity.
+        threads: number of threads of MMseqs2; the result does not depend on it.
+        report: called with a short text at the beginning of each step.
 
     Raises:
-        InputError: MMseqs2 is not there or failed.
+        InputError: MMseqs2 is missing or has failed.
     """
     threshold = config.identity
     assert threshold is not None
@@ -139,20 +142,20 @@ def decide(
     rows = np.concatenate(parts)
     del parts
     mmseqs = Mmseqs(folder / "mmseqs", threads, int(rows["length"].max()))
-    # An empty file is an error to MMseqs2.
+    # MMseqs2 refuses empty files.
     filled = np.flatnonzero(np.diff(edges)).tolist()
     database = mmseqs.database(folder, [f"{bucket:05d}.fasta" for bucket in filled])
-    tell("clustering")
+    report("clustering")
     clusters = mmseqs.clusters(database, len(rows), threshold)
     codes, num_clusters = cluster_splits(clusters, rows["digest"], rows["ood"], config)
     short = rows["length"] < SHORTEST
     codes[short] = NEAR
 
     def search(queries: np.ndarray, targets: np.ndarray) -> Iterator[Hits]:
-        for left, right, ungapped in _parts(queries, targets, rows["length"], threshold):
+        for left, right, ungapped in _searches(queries, targets, rows["length"], threshold):
             yield from mmseqs.search(database, left, right, ungapped)
 
-    before, after, moved = _move_near(search, codes, threshold, tell)
+    before, after, moved = _move_near(search, codes, threshold, report)
     shutil.rmtree(folder)
     for start, stop in itertools.pairwise(edges.tolist()):
         assign(work, num_buckets, rows["digest"][start:stop], codes[start:stop])
@@ -164,16 +167,19 @@ def decide(
 def cluster_splits(
     clusters: np.ndarray, digests: np.ndarray, ood: np.ndarray, config: SplitsConfig
 ) -> tuple[np.ndarray, int]:
-    """Return the split of sequences whose clusters go whole to one side, int8 [n], and the number of clusters.
+    """Assign each cluster as a whole to train, valid or test.
 
-    The digest of a cluster's smallest digest decides: the smallest digest itself would send large clusters to test,
-    since the smallest of many numbers is small.
+    The digest of a cluster's smallest digest decides. The smallest digest itself would put large clusters into test,
+    since the minimum of many numbers is small.
 
     Args:
-        clusters: int64 [n], for each sequence the row of one of its cluster, the same for all of them.
+        clusters: int64 [n], for each sequence the row of one sequence of its cluster, the same for the whole cluster.
         digests: uint8 [n, 16], ascending and distinct.
-        ood: bool [n]; these are ood whatever their cluster is, but its smallest digest may be theirs.
-        config: fractions.
+        ood: bool [n], sequences that are ood in any cluster. The smallest digest of a cluster may be one of theirs.
+        config: fractions of valid and test.
+
+    Returns:
+        The splits, int8 [n], and the number of clusters.
     """
     smallest = np.full(len(clusters), len(clusters))
     np.minimum.at(smallest, clusters, np.arange(len(clusters)))
@@ -186,23 +192,23 @@ def cluster_splits(
 
 
 def is_near(permille: np.ndarray, threshold: float) -> np.ndarray:
-    """Return whether identities are within the threshold, bool [n].
+    """Return whether identities reach the threshold, bool [n].
 
-    MMseqs2 cuts identities off after three digits and computes them in float32; what may have been within the
-    threshold counts as within it.
+    MMseqs2 computes identities in float32 and truncates them to three digits. An identity that may have reached the
+    threshold before truncation counts as reaching it.
 
     Args:
-        permille: int16 [n].
+        permille: identities, int16 [n].
         threshold: a fraction.
     """
-    # 1000 * 0.57 is below 570.
+    # In floating point, 1000 * 0.57 is below 570.
     return permille >= int(round(1000 * threshold, 6)) - _CUT_OFF
 
 
-def _parts(
-    queries: np.ndarray, targets: np.ndarray, lengths: np.ndarray, threshold: float, few: int = _FEW
+def _searches(
+    queries: np.ndarray, targets: np.ndarray, lengths: np.ndarray, threshold: float, few: int = _FEW_PAIRS
 ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Yield queries and targets whose pairs are all pairs, and the score that pairs must have to be aligned."""
+    """Divide all pairs into searches: yield queries, targets and the minimum score of a pair to be aligned."""
     ungapped = next((score for least, score in _UNGAPPED_LONG.items() if threshold >= least), UNGAPPED)
     if ungapped == UNGAPPED or len(queries) * len(targets) < few:
         yield queries, targets, UNGAPPED
@@ -218,19 +224,19 @@ def _move_near(
     search: Callable[[np.ndarray, np.ndarray], Iterable[Hits]],
     codes: np.ndarray,
     threshold: float,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """Make near ones NEAR in `codes`; return the identities before and after, and how many each search moved."""
+    """Set near sequences to NEAR in `codes`; return `before`, `after` and `moved` of `IdentitySplits`."""
     queries, moved = np.flatnonzero((codes < len(SPLITS)) & (codes != TRAIN)), []
-    before = np.full(len(codes), NONE, np.int16)
+    before = np.full(len(codes), NO_ALIGNMENT, np.int16)
     while True:
-        tell(f"search {len(moved) + 1}")
-        nearest = np.full(len(codes), NONE, np.int16)
+        report(f"search {len(moved) + 1}")
+        nearest = np.full(len(codes), NO_ALIGNMENT, np.int16)
         near = np.zeros(len(codes), bool)
         for hits in search(queries, np.flatnonzero(codes == TRAIN)):
             np.maximum.at(nearest, hits.queries, hits.permille)
             near[hits.targets[is_near(hits.permille, threshold)]] = True
-        # Should a later search find what an earlier one has overlooked, it was there before.
+        # If a later search finds a pair that an earlier search missed, the pair counts for `before` as well.
         np.maximum(before, nearest, out=before)
         if not near.any():
             return before, nearest, tuple(moved)

@@ -1,7 +1,7 @@
-"""Splits of a published dataset: its manifest says where each sequence is, by the sequence's digest.
+"""Splits from the manifest of a published dataset, which lists the split of each sequence by its digest.
 
-The manifest is spread over the buckets of the records before they are reduced (assignments.py), so that memory holds
-a batch of it, and then one bucket's part.
+Before the records are reduced, the rows of the manifest are written to tables, one for each bucket of the records
+(assignments.py). Memory holds one batch of the manifest, and later the table of one bucket.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ _BATCH = 1 << 17
 
 
 class PublishedManifest(NamedTuple):
-    """A manifest whose splits are taken over.
+    """A manifest whose splits are used.
 
     Attributes:
-        path: of the file.
-        size: in bytes.
-        md5: of its bytes, hexadecimal.
-        rows: sequences that it lists.
+        path: path of the file.
+        size: size in bytes.
+        md5: MD5 of the file in hexadecimal.
+        rows: number of sequences in it.
     """
 
     path: Path
@@ -38,27 +38,27 @@ class PublishedManifest(NamedTuple):
     rows: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return what provenance.json says about it."""
+        """Return its entry in provenance.json."""
         return {"path": str(self.path), "bytes": self.size, "md5": self.md5, "sequences": self.rows}
 
 
 class Unmatched(NamedTuple):
-    """Number of sequences that only one side has: the sources (unlisted) or the manifest (absent)."""
+    """Number of sequences that only the sources have (unlisted), and number that only the manifest has (absent)."""
 
     unlisted: int
     absent: int
 
 
 def take_over(manifest: Path, work: Path, num_buckets: int) -> PublishedManifest:
-    """Spread a manifest over the buckets.
+    """Write the splits of a manifest to the tables of the buckets.
 
     Args:
-        manifest: Parquet with the columns digest (16 bytes, MD5 of the sequence) and split; others are not read.
+        manifest: Parquet file with the columns digest (16 bytes, MD5 of the sequence) and split; others are not read.
         work: scratch folder.
-        num_buckets: a power of two, that of the records.
+        num_buckets: number of buckets of the records, a power of two.
 
     Raises:
-        InputError: the file cannot be read, lacks a column, or names a split that there is not.
+        InputError: the file cannot be read, lacks a column, or has an unknown split.
     """
     refuse_no_manifest(manifest)
     try:
@@ -74,27 +74,27 @@ def take_over(manifest: Path, work: Path, num_buckets: int) -> PublishedManifest
     except (pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
-            f"{manifest} cannot be read as a manifest ({reason}): name the manifest.parquet of a dataset, whole."
+            f"{manifest} cannot be read as a manifest ({reason}): give the complete manifest.parquet of a dataset."
         ) from error
     if not rows:
-        raise InputError(f"{manifest} lists no sequence: name the manifest.parquet of a dataset that is not empty.")
+        raise InputError(f"{manifest} lists no sequence: give the manifest.parquet of a dataset that is not empty.")
     return PublishedManifest(manifest, manifest.stat().st_size, md5, rows)
 
 
 def refuse_no_manifest(manifest: Path) -> None:
-    """Raise InputError unless the manifest is a file."""
+    """Raise `InputError` if the manifest is missing or is a folder."""
     if manifest.is_dir():
-        raise InputError(f"{manifest} is a folder: name the manifest.parquet in it.")
+        raise InputError(f"{manifest} is a folder: give the manifest.parquet in it.")
     if not manifest.is_file():
-        raise InputError(f"there is no manifest {manifest}: name the manifest.parquet of a dataset.")
+        raise InputError(f"there is no manifest {manifest}: give the manifest.parquet of a dataset.")
 
 
 def _check_columns(manifest: Path, schema: pa.Schema) -> None:
     for column in ("digest", "split"):
         if column not in schema.names:
             raise InputError(
-                f"{manifest} lacks the column {column}; it has {', '.join(schema.names)}: name the manifest.parquet "
-                "that proteinlm ingest wrote."
+                f"{manifest} lacks the column {column}; it has {', '.join(schema.names)}: give a manifest.parquet "
+                "written by proteinlm ingest."
             )
     kind = schema.field("digest").type
     if kind != pa.binary(16) and not pa.types.is_binary(kind):
@@ -117,23 +117,24 @@ def _digests(manifest: Path, column: pa.Array, first: int) -> np.ndarray:
 
 def _codes(manifest: Path, column: pa.Array, first: int) -> np.ndarray:
     names = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-    found = pc.index_in(names, pa.array(LISTED, names.type))  # pyright: ignore[reportAttributeAccessIssue]
-    codes = found.fill_null(-1).to_numpy()
+    indices = pc.index_in(names, pa.array(LISTED, names.type))  # pyright: ignore[reportAttributeAccessIssue]
+    codes = indices.fill_null(-1).to_numpy()
     unknown = np.flatnonzero(codes < 0)
     if len(unknown):
         row = int(unknown[0])
         raise InputError(
-            f"row {first + row} of {manifest} has the split {names[row].as_py()!r}; there are {', '.join(LISTED)}."
+            f"row {first + row} of {manifest} has the split {names[row].as_py()!r}; it must be one of "
+            f"{', '.join(LISTED)}."
         )
     return codes.astype(np.int8)
 
 
 def write_unmatched(reduced: list[Path], path: Path) -> Unmatched:
-    """Write what only the sources or only the manifest has, if there is anything: side, accession, digest.
+    """Write a table (side, accession, digest) of sequences that only the sources or only the manifest has, if any.
 
     Args:
-        reduced: the folders of the reduced buckets, in order.
-        path: of the table to write.
+        reduced: folders of the reduced buckets, in order.
+        path: path of the table.
     """
     counts = [0, 0]
 

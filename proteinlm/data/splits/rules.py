@@ -1,4 +1,7 @@
-"""Records -> train, valid, test or ood, by pure functions: order, shards and workers change nothing."""
+"""Rules that assign a sequence to train, valid, test or ood, and that unite copies of a sequence.
+
+All functions are pure, so that the result does not depend on the order of records, on shards or on workers.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,21 +17,22 @@ from proteinlm.errors import InputError, check_range
 SPLITS = ("train", "valid", "test", "ood")
 TRAIN, VALID, TEST, OOD, NEAR = range(5)
 LISTED = (*SPLITS, "near")
-"""What a manifest may say: a split, or `near` for sequences that are in no split since they are like evaluated ones."""
-_WHOLE = 1 << 64
+"""Splits in a manifest. A `near` sequence is in no split, since it is similar to one of valid, test or ood."""
+_DIGESTS = 1 << 64
 
 
 @dataclass(frozen=True)
 class SplitsConfig:
-    """How records are split.
+    """Options of the splits.
 
     Attributes:
-        valid: fraction of the sequences outside the held-out families that is put into valid.
-        test: the same for test. The paper has 0.00097 and 0.0097 of Jan 2019's TrEMBL.
-        held_out: Pfam ids; a protein with one of them is ood.
-        identity: splits by distance (split_identity.py): no sequence of train is this identical, or more, to one
-            of another split; None splits by digest alone.
-        manifest: of a published dataset, whose splits are taken over (published.py); the rest is then not used.
+        valid: fraction of valid among the sequences without a held-out family.
+        test: the same for test. The Performer paper has 0.00097 and 0.0097 of TrEMBL of January 2019.
+        held_out: Pfam ids; a protein with one of them is in ood.
+        identity: threshold of splits by identity (by_identity.py), a fraction: no sequence of train has this identity
+            or more to a sequence of another split. None: splits by digest alone.
+        manifest: manifest of a published dataset, whose splits are used (from_manifest.py); then the other options
+            have no effect.
     """
 
     valid: float = 0.001
@@ -48,21 +52,22 @@ class SplitsConfig:
             check_range(name, getattr(self, name), at_least=0, at_most=1)
         if self.valid + self.test > 1:
             raise InputError(
-                f"valid ({self.valid}) and test ({self.test}) are more than 1 together: lower one of them."
+                f"the sum of valid ({self.valid}) and test ({self.test}) is more than 1: lower one of them."
             )
         object.__setattr__(self, "held_out", check_families(self.held_out, "held-out families"))
 
 
 def _bounds(config: SplitsConfig) -> tuple[int, int]:
-    """Return the ends of test and of valid: digests below the first are test, below the second valid."""
-    test = round(config.test * _WHOLE)
-    return test, min(test + round(config.valid * _WHOLE), _WHOLE)
+    """Return two bounds: sequences with a digest below the first are test, those below the second are valid."""
+    test = round(config.test * _DIGESTS)
+    return test, min(test + round(config.valid * _DIGESTS), _DIGESTS)
 
 
 def split_of(value: bytes, families: Iterable[str], config: SplitsConfig) -> str:
-    """Return the split of a sequence, given its digest and the families of all its copies.
+    """Return the split of a sequence from its digest and the families of all its copies.
 
-    ood if a family is held out; else test below `config.test`, valid in the next `config.valid`, train above.
+    The split is ood if a family is held out. Otherwise the first 8 bytes of the digest, as a number x in [0, 1),
+    decide: test for x < `config.test`, valid for x < `config.test` + `config.valid`, train for larger x.
     """
     if not set(families).isdisjoint(config.held_out):
         return SPLITS[OOD]
@@ -72,11 +77,12 @@ def split_of(value: bytes, families: Iterable[str], config: SplitsConfig) -> str
 
 
 def split_codes(numbers: np.ndarray, held_out: np.ndarray, config: SplitsConfig) -> np.ndarray:
-    """Return `split_of` for many: indices into SPLITS, int8 [n].
+    """Return the splits of n sequences by the rule of `split_of`, as indices of SPLITS, int8 [n].
 
     Args:
         numbers: uint64 [n], the first 8 bytes of the digests, big endian.
-        held_out: bool [n], whether a family is on the held-out list.
+        held_out: bool [n], whether the sequence has a held-out family.
+        config: options of the splits.
     """
     test, valid = _bounds(config)
     codes = np.full(len(numbers), TRAIN, np.int8)
@@ -87,26 +93,26 @@ def split_codes(numbers: np.ndarray, held_out: np.ndarray, config: SplitsConfig)
 
 
 def _below(numbers: np.ndarray, bound: int) -> np.ndarray:
-    # 2^64 itself is no uint64.
-    return numbers < np.uint64(bound) if bound < _WHOLE else np.ones(len(numbers), bool)
+    # 2^64 does not fit into a uint64.
+    return numbers < np.uint64(bound) if bound < _DIGESTS else np.ones(len(numbers), bool)
 
 
 def precedence(accession: bytes, reviewed: bool, taxon: int) -> tuple:
-    """Return what the canonical one of several copies is smallest by.
+    """Return the sort key of a copy. Among copies of a sequence, the one with the smallest key is canonical.
 
-    Reviewed before unreviewed, proteins before isoforms (P12345-2), shorter accessions before longer ones,
-    then alphabetically.
+    The order is: reviewed before unreviewed, proteins before isoforms (P12345-2), shorter before longer accessions,
+    then alphabetical.
     """
     return not reviewed, protein_of(accession) is not None, len(accession), accession, taxon
 
 
 class Merged(NamedTuple):
-    """Copies of one sequence as one record.
+    """Copies of one sequence, united to one record.
 
     Attributes:
-        place: of the canonical one among the copies.
-        families: of all copies, sorted, joined by `;`.
-        accessions: of all copies, sorted, each once.
+        place: index of the canonical copy.
+        families: families of all copies, sorted, joined by `;`.
+        accessions: accessions of all copies, sorted, each once.
     """
 
     place: int
@@ -117,13 +123,13 @@ class Merged(NamedTuple):
 def merge(
     accessions: Sequence[bytes], families: Sequence[bytes], reviewed: Sequence[bool], taxa: Sequence[int]
 ) -> Merged:
-    """Unite records of one sequence; the result does not depend on their order.
+    """Unite copies of one sequence to one record. The result does not depend on their order.
 
     Args:
-        accessions: of each copy.
-        families: of each, sorted, joined by `;`.
-        reviewed: whether it is Swiss-Prot's.
-        taxa: of each, a number below all others for none.
+        accessions: accession of each copy.
+        families: families of each copy, sorted, joined by `;`.
+        reviewed: whether each copy is from Swiss-Prot.
+        taxa: taxonomy id of each copy; without a taxon, a number below all ids.
     """
     first = min(range(len(accessions)), key=lambda i: precedence(accessions[i], reviewed[i], taxa[i]))
     texts = set(families)

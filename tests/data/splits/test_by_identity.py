@@ -25,7 +25,14 @@ from proteinlm.data.sources.digests import digest
 from proteinlm.data.sources.spill import bucket_codes, numbers
 from proteinlm.data.splits import by_identity
 from proteinlm.data.splits.assignments import look_up
-from proteinlm.data.splits.by_identity import NONE, cluster_splits, decide, identity_folder, is_near, write_sequences
+from proteinlm.data.splits.by_identity import (
+    NO_ALIGNMENT,
+    cluster_splits,
+    decide,
+    identity_folder,
+    is_near,
+    write_sequences,
+)
 from proteinlm.data.splits.mmseqs import COVERAGE, Mmseqs
 from proteinlm.data.splits.rules import LISTED, NEAR, OOD, TRAIN, SplitsConfig, split_of
 from proteinlm.errors import InputError
@@ -76,7 +83,7 @@ def test_what_may_have_been_within_the_threshold_is(threshold):
         identical = math.ceil(round(threshold * columns, 9))
         stated = math.floor(float(np.float32(identical / columns)) * 1000)
         assert is_near(np.array([stated], np.int16), threshold)[0]
-    assert not is_near(np.array([round(1000 * threshold) - 3, NONE], np.int16), threshold).any()
+    assert not is_near(np.array([round(1000 * threshold) - 3, NO_ALIGNMENT], np.int16), threshold).any()
 
 
 @given(st.lists(st.integers(30, 200), min_size=2, max_size=40), st.sampled_from([0.2, 0.4, 0.5, 0.9]), st.data())
@@ -87,7 +94,7 @@ def test_the_parts_of_a_search_are_all_pairs_once(lengths, threshold, data):
     queries, targets = np.flatnonzero(sides), np.flatnonzero(~sides)
     found = [
         ((query, target), ungapped)
-        for left, right, ungapped in by_identity._parts(queries, targets, lengths, threshold, few)
+        for left, right, ungapped in by_identity._searches(queries, targets, lengths, threshold, few)
         for query in left.tolist()
         for target in right.tolist()
     ]
@@ -153,8 +160,8 @@ def test_every_sequence_is_in_one_list_and_every_list_is_filled(split_at_half):
 @needs_mmseqs
 def test_before_and_after_are_those_of_evaluated_sequences(split_at_half):
     evaluated = (split_at_half.codes != TRAIN) & (split_at_half.codes != NEAR)
-    assert (split_at_half.before[~evaluated] == NONE).all()
-    assert (split_at_half.after[~evaluated] == NONE).all()
+    assert (split_at_half.before[~evaluated] == NO_ALIGNMENT).all()
+    assert (split_at_half.after[~evaluated] == NO_ALIGNMENT).all()
     assert is_near(split_at_half.before, 0.5).sum() > 5
     assert not is_near(split_at_half.after, 0.5).any()
     assert (split_at_half.after <= split_at_half.before).all()
@@ -222,7 +229,7 @@ def test_what_long_sequences_must_score_loses_no_pair(threshold, tmp_path):
 
     wanted = near([(queries, targets, 15)])
     assert len(wanted) > 50
-    assert near(by_identity._parts(queries, targets, lengths, threshold, 0)) == wanted
+    assert near(by_identity._searches(queries, targets, lengths, threshold, 0)) == wanted
 
 
 def small_set(folder):

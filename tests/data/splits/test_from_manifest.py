@@ -90,7 +90,7 @@ class TestRefusals:
     def test_no_file_or_a_folder(self, tmp_path):
         self.check(tmp_path / "absent.parquet", "there is no manifest")
         (tmp_path / "folder").mkdir()
-        self.check(tmp_path / "folder", r"is a folder: name the manifest\.parquet in it")
+        self.check(tmp_path / "folder", r"is a folder: give the manifest\.parquet in it")
 
     def test_no_parquet_and_half_of_one(self, tmp_path):
         path = manifest(tmp_path / "m.parquet")
@@ -119,7 +119,7 @@ class TestRefusals:
             ({"split": pa.array(range(300))}, "column split of .* is int64"),
             (
                 {"split": pa.array([*SPLITS[:200], "dev", *SPLITS[201:]])},
-                "row 200 of .* has the split 'dev'; there are",
+                "row 200 of .* has the split 'dev'; it must be one of",
             ),
             ({"split": pa.array([*SPLITS[:200], None, *SPLITS[201:]])}, "row 200 of .* has the split None"),
         ],

@@ -64,7 +64,7 @@ def test_the_page_says_what_identity_means_and_shows_the_numbers(splits):
     assert "| test | before | 4 | 0 | 2 | 0.449 | 0.498 | 0.624 | 1.000 |" in lines
     assert "| test | after | 4 | 1 | 0 | 0.350 | 0.400 | 0.449 | 0.498 |" in lines
     assert "| ood | before | 0 | 0 | 0 | - | - | - | - |" in lines
-    assert "![Identity to the nearest sequence of train](identity.png)" in lines
+    assert "![Identity to the most similar sequence of train](identity.png)" in lines
 
 
 def test_a_panel_for_each_split_that_is_not_empty(splits):

@@ -71,7 +71,7 @@ def test_defaults_are_about_the_papers():
         ({"valid": -0.1}, "valid is -0.1"),
         ({"test": 1.5}, "test is 1.5"),
         ({"valid": float("nan")}, "valid is nan"),
-        ({"valid": 0.6, "test": 0.5}, "more than 1 together"),
+        ({"valid": 0.6, "test": 0.5}, "the sum of valid .* is more than 1"),
         ({"held_out": ("PF1",)}, "'PF1' is no Pfam id"),
     ],
 )
