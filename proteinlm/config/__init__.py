@@ -3,11 +3,12 @@
 The configs of all attention mechanisms are names of this package too.
 """
 
-from proteinlm.config.experiment import VOCAB_SIZE, Config, MeshConfig, ObjectiveConfig, OptimizerConfig
+from proteinlm.config.experiment import VOCAB_SIZE, Config, MeshConfig, OptimizerConfig
 from proteinlm.config.named import load_config, named_configs
 from proteinlm.data.batches.batches import BatchesConfig
 from proteinlm.models import attention
 from proteinlm.models.attention import *  # noqa: F403 (the names of its __all__)
+from proteinlm.models.objective import ObjectiveConfig
 from proteinlm.models.transformer import ModelConfig
 
 __all__ = [

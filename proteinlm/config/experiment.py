@@ -13,37 +13,10 @@ from proteinlm import alphabet
 from proteinlm.config.json_codec import from_plain, to_plain
 from proteinlm.data.batches.batches import BatchesConfig
 from proteinlm.errors import InputError, check_range
+from proteinlm.models.objective import ObjectiveConfig
 from proteinlm.models.transformer import ModelConfig
 
 VOCAB_SIZE = alphabet.SIZE
-
-
-@dataclass(frozen=True)
-class ObjectiveConfig:
-    """What the model is trained to say.
-
-    Attributes:
-        kind: "causal" (each token from those before it; loss on residues and eos) or "masked" (BERT; loss on the
-            selected residues). It also decides whether attention is causal.
-        mask_fraction: masked only: the share of a sequence's residues that are selected.
-        mask_token: share of the selected residues replaced by <mask>.
-        random_token: share replaced by a random standard residue; the rest stay as they are.
-    """
-
-    kind: Literal["causal", "masked"] = "causal"
-    mask_fraction: float = 0.15
-    mask_token: float = 0.8
-    random_token: float = 0.1
-
-    def __post_init__(self):
-        check_range("objective.mask_fraction", self.mask_fraction, above=0, at_most=1)
-        check_range("objective.mask_token", self.mask_token, at_least=0)
-        check_range("objective.random_token", self.random_token, at_least=0)
-        if self.mask_token + self.random_token > 1 + 1e-9:
-            raise InputError(
-                f"objective.mask_token {self.mask_token} and objective.random_token {self.random_token} are shares of "
-                "the selected residues; together they must be at most 1."
-            )
 
 
 @dataclass(frozen=True)
@@ -138,7 +111,7 @@ class Config:
     """
 
     model: ModelConfig = field(default_factory=lambda: ModelConfig(vocab_size=VOCAB_SIZE))
-    objective: ObjectiveConfig = ObjectiveConfig()
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optimizer: OptimizerConfig = OptimizerConfig()
     batches: BatchesConfig = field(default_factory=BatchesConfig)
     num_steps: int = 100_000

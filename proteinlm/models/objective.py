@@ -4,19 +4,46 @@ Everything is plain JAX on arrays of fixed shape: it runs inside jax.jit, on the
 static.
 """
 
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from proteinlm import alphabet
+from proteinlm.errors import InputError, check_range
 from proteinlm.models.positions import positions_in
 from proteinlm.models.segment_masks import draws_in_segments
 
-if TYPE_CHECKING:
-    from proteinlm.config import ObjectiveConfig
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """What the model is trained to say.
+
+    Attributes:
+        kind: "causal" (each token from those before it; loss on residues and eos) or "masked" (BERT; loss on the
+            selected residues). It also decides whether attention is causal.
+        mask_fraction: masked only: the share of a sequence's residues that are selected.
+        mask_token: share of the selected residues replaced by <mask>.
+        random_token: share replaced by a random standard residue; the rest stay as they are.
+    """
+
+    kind: Literal["causal", "masked"] = "causal"
+    mask_fraction: float = 0.15
+    mask_token: float = 0.8
+    random_token: float = 0.1
+
+    def __post_init__(self):
+        check_range("objective.mask_fraction", self.mask_fraction, above=0, at_most=1)
+        check_range("objective.mask_token", self.mask_token, at_least=0)
+        check_range("objective.random_token", self.random_token, at_least=0)
+        if self.mask_token + self.random_token > 1 + 1e-9:
+            raise InputError(
+                f"objective.mask_token {self.mask_token} and objective.random_token {self.random_token} are shares of "
+                "the selected residues; together they must be at most 1."
+            )
 
 
 class Example(NamedTuple):
@@ -82,7 +109,7 @@ def causal_example(tokens: Array, segments: Array | None = None) -> Example:
 def masked_example(
     tokens: Array,
     keys: Array,
-    config: "ObjectiveConfig",
+    config: ObjectiveConfig,
     key: Array,
     step: Array | int | None = None,
     segments: Array | None = None,
@@ -147,7 +174,7 @@ def masked_example(
 def make_example(
     tokens: Array,
     keys: Array,
-    config: "ObjectiveConfig",
+    config: ObjectiveConfig,
     key: Array,
     step: Array | int | None = None,
     segments: Array | None = None,

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proteinlm import alphabet
-from proteinlm.config import ObjectiveConfig
+from proteinlm.errors import InputError
 from proteinlm.models.objective import (
+    ObjectiveConfig,
     causal_example,
     make_example,
     masked_example,
@@ -20,6 +21,21 @@ from proteinlm.models.objective import (
 )
 
 MASKED = ObjectiveConfig(kind="masked")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mask_fraction": 0.0}, "mask_fraction"),
+        ({"mask_token": 0.8, "random_token": 0.3}, "at most 1"),
+        ({"mask_token": float("nan")}, "objective.mask_token is nan; .* a finite number"),
+    ],
+)
+def test_impossible_objectives_are_refused(options, words):
+    with pytest.raises(InputError, match=words):
+        ObjectiveConfig(**options)
+
+
 KEY = jax.random.key(7)
 RESIDUE_IDS = np.arange(alphabet.FIRST_RESIDUE, alphabet.SIZE)
 

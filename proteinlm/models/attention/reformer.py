@@ -35,11 +35,11 @@ from proteinlm.errors import InputError
 from proteinlm.models.attention.base import Attention, MechanismConfig, Projection, register_attention, visible_pairs
 from proteinlm.models.attention.blocks import with_ones
 from proteinlm.models.attention.exact.buckets import (
-    Layout,
+    Rounds,
     attend_in_buckets,
-    layout_in_segments,
-    layout_of,
     ranks,
+    rounds_in_segments,
+    rounds_of,
     softmax_sums,
     take,
 )
@@ -145,7 +145,7 @@ class ReformerAttention(Attention):
         causal: bool,
         key_mask: Bool[Array, "B L"] | None,
     ) -> Float[Array, "B L H E"]:
-        return self._in_layout(layout_of, q, k, v, causal, _of_heads(key_mask, q, True))
+        return self._in_rounds(rounds_of, q, k, v, causal, _of_heads(key_mask, q, True))
 
     def _attend_segments(
         self,
@@ -155,10 +155,10 @@ class ReformerAttention(Attention):
         causal: bool,
         segments: Int[Array, "B L"],
     ) -> Float[Array, "B L H E"]:
-        return self._in_layout(layout_in_segments, q, k, v, causal, _of_heads(segments, q))
+        return self._in_rounds(rounds_in_segments, q, k, v, causal, _of_heads(segments, q))
 
-    def _in_layout(
-        self, layout_of: Callable[..., Layout], q: Array, k: Array, v: Array, causal: bool, shown: Array
+    def _in_rounds(
+        self, make_rounds: Callable[..., Rounds], q: Array, k: Array, v: Array, causal: bool, shown: Array
     ) -> Float[Array, "B L H E"]:
         """Attend with residues laid out by a function of buckets.py; `shown` [N, L] is its second argument."""
         _check_shared(q, k)
@@ -166,9 +166,9 @@ class ReformerAttention(Attention):
         config, length = self.config, q.shape[1]
         # Ranks differ by less than L: a longer window sees no more.
         window = min(config.bucket_size, length)
-        layout = layout_of(self.buckets(queries), shown, config.num_buckets, window, causal)
-        out = attend_in_buckets(queries * q.shape[-1] ** -0.5, _unit(queries), values, layout, window, causal)
-        out = jnp.where((layout.alone & shown.astype(bool))[..., None], values, out)
+        rounds = make_rounds(self.buckets(queries), shown, config.num_buckets, window, causal)
+        out = attend_in_buckets(queries * q.shape[-1] ** -0.5, _unit(queries), values, rounds, window, causal)
+        out = jnp.where((rounds.alone & shown.astype(bool))[..., None], values, out)
         return _unrows(out, q.shape[0]).astype(v.dtype)
 
     def _weights(

@@ -34,7 +34,7 @@ from proteinlm.models.attention.linear.state import NEVER, divide
 _EMPTY = -(2**30)
 
 
-class Layout(NamedTuple):
+class Rounds(NamedTuple):
     """Where residues lie in each round's list of T places.
 
     Attributes:
@@ -51,9 +51,9 @@ class Layout(NamedTuple):
     alone: Array
 
 
-def layout_of(
+def rounds_of(
     buckets: Int[Array, "R N L"], visible: Bool[Array, "N L"], num_buckets: int, window: int, causal: bool
-) -> Layout:
+) -> Rounds:
     """Sort each round's residues into its list.
 
     Args:
@@ -81,13 +81,13 @@ def layout_of(
 
     buckets = jnp.where(visible[None], buckets, num_buckets)
     place, residue, code, alone = jax.vmap(jax.vmap(place_row))(buckets)
-    return Layout(place, residue, code, alone.all(0))
+    return Rounds(place, residue, code, alone.all(0))
 
 
-def layout_in_segments(
+def rounds_in_segments(
     buckets: Int[Array, "R N L"], segments: Int[Array, "N L"], num_buckets: int, window: int, causal: bool
-) -> Layout:
-    """Sort each round's residues by segment, bucket and position; arguments as of `layout_of`, segment 0 is padding.
+) -> Rounds:
+    """Sort each round's residues by segment, bucket and position; arguments as of `rounds_of`, segment 0 is padding.
 
     A segment's part of the list begins where the segment does in its row, whatever the others hold. Its buckets follow
     each other without a gap, for as many of them as there are segments would waste as many blocks: so a later token of
@@ -111,7 +111,7 @@ def layout_in_segments(
         return listed, residue, code[place], alone[place]
 
     place, residue, code, alone = jax.vmap(jax.vmap(place_row), in_axes=(0, None))(buckets, segments)
-    return Layout(place, residue, code, alone.all(0))
+    return Rounds(place, residue, code, alone.all(0))
 
 
 def ranks(bucket: Int[Array, " L"], num_buckets: int) -> tuple[Int[Array, " L"], Int[Array, " K"]]:
@@ -125,23 +125,23 @@ def attend_in_buckets(
     q: Float[Array, "N L D"],
     k: Float[Array, "N L D"],
     v: Float[Array, "N L E"],
-    layout: Layout,
+    rounds: Rounds,
     window: int,
     causal: bool,
 ) -> Float[Array, "N L E"]:
     """Return softmax(q.k) v over the union of the rounds' sets, float32; 0 where it is empty.
 
-    q, k and v are float32; window and causal as given to `layout_of`.
+    q, k and v are float32; window and causal as given to `rounds_of`.
     """
-    return _attend(q, k, v, layout, window, causal)  # pyright: ignore[reportReturnType]
+    return _attend(q, k, v, rounds, window, causal)  # pyright: ignore[reportReturnType]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _attend(q: Array, k: Array, v: Array, layout: Layout, window: int, causal: bool) -> Array:
-    return _forward(q, k, v, layout, window, causal)[0]
+def _attend(q: Array, k: Array, v: Array, rounds: Rounds, window: int, causal: bool) -> Array:
+    return _forward(q, k, v, rounds, window, causal)[0]
 
 
-def _forward(q: Array, k: Array, v: Array, layout: Layout, window: int, causal: bool) -> tuple[Array, tuple]:
+def _forward(q: Array, k: Array, v: Array, rounds: Rounds, window: int, causal: bool) -> tuple[Array, tuple]:
     """Run over the rounds with a running softmax: [numerator | denominator], divided by exp of the largest score."""
     keys_values = jnp.concatenate([k, with_ones(v)], axis=-1)
     dim, width = q.shape[-1], v.shape[-1]
@@ -149,7 +149,7 @@ def _forward(q: Array, k: Array, v: Array, layout: Layout, window: int, causal: 
     def add_round(carry: tuple[Array, Array], of_round: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], None]:
         sums, largest = carry
         number, place, residue = of_round
-        lists = _Lists.of(number, residue, layout.code, keys_values, window, causal)
+        lists = _Lists.of(number, residue, rounds.code, keys_values, window, causal)
         queries = take(q, residue)
 
         def read(block: Array) -> Array:
@@ -163,13 +163,13 @@ def _forward(q: Array, k: Array, v: Array, layout: Layout, window: int, causal: 
         return (sums * jnp.exp(largest - new) + found * jnp.exp(found_largest - new), new), None
 
     start = jnp.zeros((*q.shape[:2], width + 1)), jnp.full((*q.shape[:2], 1), NEVER)
-    (sums, largest), _ = jax.lax.scan(add_round, start, (_numbers(layout), layout.place, layout.residue))
+    (sums, largest), _ = jax.lax.scan(add_round, start, (_numbers(rounds), rounds.place, rounds.residue))
     out, denominator = divide(sums[..., :-1], sums[..., -1], None), sums[..., -1:]
-    return out, (q, k, v, layout, out, denominator, largest)
+    return out, (q, k, v, rounds, out, denominator, largest)
 
 
 def _backward(window: int, causal: bool, kept: tuple, d_out: Array) -> tuple[Array, Array, Array, None]:
-    q, k, v, layout, out, denominator, largest = kept
+    q, k, v, rounds, out, denominator, largest = kept
     something = denominator > 0
     d_out = jnp.where(something, d_out / jnp.where(something, denominator, 1.0), 0.0)
     keys_values = jnp.concatenate([k, v], axis=-1)
@@ -178,7 +178,7 @@ def _backward(window: int, causal: bool, kept: tuple, d_out: Array) -> tuple[Arr
 
     def add_round(carry: tuple[Array, Array], of_round: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], None]:
         number, place, residue = of_round
-        lists = _Lists.of(number, residue, layout.code, keys_values, window, causal)
+        lists = _Lists.of(number, residue, rounds.code, keys_values, window, causal)
         queries = take(of_query, residue)
 
         def add_block(window_sums: Array, block: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -195,7 +195,7 @@ def _backward(window: int, causal: bool, kept: tuple, d_out: Array) -> tuple[Arr
         return (carry[0] + take(_joined(d_queries), place), carry[1] + take(d_list, place)), None
 
     start = jnp.zeros(q.shape), jnp.zeros((*q.shape[:2], dim + width))
-    (d_q, d_kv), _ = jax.lax.scan(add_round, start, (_numbers(layout), layout.place, layout.residue))
+    (d_q, d_kv), _ = jax.lax.scan(add_round, start, (_numbers(rounds), rounds.place, rounds.residue))
     return d_q, d_kv[..., :dim], d_kv[..., dim:], None
 
 
@@ -224,8 +224,8 @@ def _block_gradients(
 _attend.defvjp(_forward, _backward)
 
 
-def _numbers(layout: Layout) -> Int[Array, " R"]:
-    return jnp.arange(len(layout.place), dtype=jnp.int32)
+def _numbers(rounds: Rounds) -> Int[Array, " R"]:
+    return jnp.arange(len(rounds.place), dtype=jnp.int32)
 
 
 class _Lists(NamedTuple):
