@@ -135,7 +135,9 @@ def test_fit_finds_the_largest_batch(monkeypatch, says, start):
 
 def test_fit_says_what_is_wrong(monkeypatch):
     monkeypatch.setattr(planning, "plan", imagined(lambda rows: 2000)[0])
-    with pytest.raises(InputError, match="not even 1 rows a device fit, of 64 tokens each: a TPU v0 has"):
+    with pytest.raises(
+        InputError, match="smallest batch, 1 rows a device of 64 tokens each, does not fit the .* TPU v0"
+    ):
         fit(SMALL)
     monkeypatch.setattr(planning, "plan", imagined(lambda rows: 200, limit=None)[0])
     with pytest.raises(InputError, match="give --rows-per-device"):
@@ -176,7 +178,7 @@ def test_labels_say_whose_rows_and_which_memory():
     shared = dataclasses.replace(fitting, group=8, is_peak=True)
     lines = describe_plan(shared).splitlines()
     assert lines[2].endswith("; 2 rows a group of 8 devices")
-    assert "4.0 MiB a device (all, also those that never lie in memory together; largest batch)" in lines[5]
+    assert "4.0 MiB a device (sum, although not all are in memory at the same time; largest batch)" in lines[5]
     assert lines[6].endswith("a device: fits (XLA's peak, state included)")
     assert describe_trial(shared).startswith("2 rows a group of 8 devices")
     refused = made("", "", 5)

@@ -86,13 +86,13 @@ def test_other_batches_and_another_mesh_go_on_only_when_told(tmp_path, dataset, 
     assert reached == "4"
     np.testing.assert_allclose([row["loss"] for row in rows(moved, "train")], straight, rtol=1e-5)
     assert rows(moved, "resume") == [{"kind": "resume", "step": 2, "inexact": ["mesh.data is 1 there, 2 here"]}]
-    assert "not exact: mesh.data is 1 there, 2 here" in (moved / "train.log").read_text()
+    assert "inexact resume: mesh.data is 1 there, 2 here" in (moved / "train.log").read_text()
     starts = json.loads((moved / "environment.json").read_text())["starts"]
     assert [(start["step"], start["devices"]["mesh"]["data"]) for start in starts] == [(0, 1), (2, 2)]
 
     # Half as many rows: as far into the epoch as before, which has twice as many batches.
     halved = dataclasses.replace(config, num_steps=6, batches=dataclasses.replace(config.batches, batch_size=2))
-    with pytest.raises(InputError, match=r"batches.batch_size is 4 there, 2 here\. Name .* --allow-inexact-resume"):
+    with pytest.raises(InputError, match=r"batches.batch_size is 4 there, 2 here\. Give .* --allow-inexact-resume"):
         train(halved, dataset, run)
     read = []
     following = TrainBatches.__next__
@@ -103,7 +103,9 @@ def test_other_batches_and_another_mesh_go_on_only_when_told(tmp_path, dataset, 
     (row,) = rows(run, "resume")
     assert row["step"] == 4
     assert row["inexact"][0] == "batches.batch_size is 4 there, 2 here"
-    assert row["inexact"][1].startswith("the data go on at batch 8 of 14 of epoch 0, as far into it as batch 4 of 7")
+    assert row["inexact"][1].startswith(
+        "the data continue at batch 8 of 14 of epoch 0, the same share of the epoch as "
+    )
     assert [row["step"] for row in rows(run, "train")] == [1, 2, 3, 4, 5, 6]
     # From there on it is exact again.
     assert train(dataclasses.replace(halved, num_steps=6), dataset, run).step == 6
