@@ -73,9 +73,9 @@ def test_every_recipe_passes_plan_but_for_the_compiler(name):
     config = load_config(name)
     config = dataclasses.replace(config, batches=dataclasses.replace(config.batches, batch_size=config.accumulate))
     rows, length = config.batches.batch_size, config.batches.length
-    trainer = TrainStep(config, one_device())
-    work, model_flops = step_work(trainer, rows, length)
-    parameters = count_parameters(trainer.abstract_state["model"])
+    train_step = TrainStep(config, one_device())
+    work, model_flops = step_work(train_step, rows, length)
+    parameters = count_parameters(train_step.abstract_state["model"])
     embedded = length * config.model.embed_dim if config.model.positions == "learned" else 0
     assert work.flops >= model_flops / 3 > 2 * 0.9 * (parameters - embedded) * rows * length
     assert work.unknown_loops == 0

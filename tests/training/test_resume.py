@@ -147,17 +147,17 @@ def test_bad_batches_are_skipped_and_leave_no_trace(tmp_path, dataset, unscored,
     assert (trained[3]["loss"], trained[3]["steps"], trained[3]["tokens"] > 0) == (None, 0, True)
 
     # The same program given the other batches alone, at their steps.
-    trainer = TrainStep(config)
+    train_step = TrainStep(config)
     batches = TrainBatches(ProteinDataset.open(dataset), config.batches)
-    state = trainer.init()
+    state = train_step.init()
     for number in (0, 1, 4, 5):
         if number == 4:
             state = {**state, "step": state["step"] + 2, "optimizer": at_step(state["optimizer"], state["step"] + 2)}
-        state, metrics = trainer.step(state, place_batch(batches.batch(number), trainer.mesh))
+        state, metrics = train_step.step(state, place_batch(batches.batch(number), train_step.mesh))
         assert float(metrics["loss"]) == pytest.approx(trained[number + 1]["loss"], rel=1e-6)
     batches.close()
     saved = Checkpoints(run, read_only=True)
-    found, position = saved.restore(6, trainer.abstract_state)
+    found, position = saved.restore(6, train_step.abstract_state)
     assert position["step"] == 6
     jax.tree.map(np.testing.assert_array_equal, found, state)
     # Warm-up goes by steps, so its last step is the fourth whatever was skipped; Adam's own count does not.
