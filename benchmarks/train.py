@@ -74,20 +74,20 @@ def regular(attention: str, tiny: bool, remat: str) -> Config:
 
 def whole_step(config: Config) -> Callable[[], Any]:
     """Return a call that trains one step on random residues."""
-    trainer = TrainStep(config)
+    train_step = TrainStep(config)
     rows, length = config.batches.batch_size, config.batches.length
     generator = np.random.default_rng(0)
     batch = {
         "tokens": generator.integers(4, VOCAB_SIZE, (rows, length)).astype(np.uint8),
         "keys": generator.integers(0, 2**32, (rows, 2), np.uint32),
     }
-    placed = place_batch(batch, trainer.mesh)
-    state = trainer.init()
+    placed = place_batch(batch, train_step.mesh)
+    state = train_step.init()
 
     def call() -> Any:
         # The state that goes in is given away.
         nonlocal state
-        state, metrics = trainer.step(state, placed)
+        state, metrics = train_step.step(state, placed)
         return state, metrics
 
     return call
@@ -106,10 +106,10 @@ def step_ratios(options: argparse.Namespace) -> dict[str, float]:
 
 def compile_seconds(config: Config) -> float:
     """Return how long a step takes to trace and compile."""
-    trainer = TrainStep(config)
+    train_step = TrainStep(config)
     rows, length = config.batches.batch_size, config.batches.length
     start = time.perf_counter()
-    trainer.step.lower(trainer.abstract_state, trainer.abstract_batch(rows, length)).compile()
+    train_step.step.lower(train_step.abstract_state, train_step.abstract_batch(rows, length)).compile()
     return time.perf_counter() - start
 
 

@@ -1,15 +1,15 @@
-"""The regular model whose attention returns V, on concatenated TrEMBL: what everything but attention costs.
+"""The regular model with attention that returns V, on concatenated TrEMBL: the cost of all but attention.
 
-"Rethinking Attention with Performers", Figure 7 right: concatenated TrEMBL, windows of 8,192 tokens. The
-paper's "X (OPT)" at the regular size: 6 layers, 8 heads, width 512, MLP 2048.
-The paper trained with 8 windows a chip on 16x16 TPU v2: 2,048 in all. Give --batches.batch-size for another machine.
+"Rethinking Attention with Performers", Figure 7 right: concatenated TrEMBL, windows of 8,192 tokens. It is the paper's
+"X (OPT)" at the regular size: 6 layers, 8 heads, width 512, MLP 2048. The paper trained with 8 windows per chip on
+16x16 TPU v2, 2,048 in all. Set --batches.batch-size for another machine.
 """
 
 from proteinlm.config import VOCAB_SIZE, BatchesConfig, Config, IdentityConfig, ModelConfig, ObjectiveConfig
 
 
 def get_config() -> Config:
-    """Return the experiment."""
+    """Return the config."""
     return Config(
         model=ModelConfig(
             vocab_size=VOCAB_SIZE,

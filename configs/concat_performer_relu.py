@@ -1,15 +1,15 @@
 """The regular unidirectional Performer with ReLU features on concatenated TrEMBL.
 
-"Rethinking Attention with Performers", Figure 7 right: concatenated TrEMBL, windows of 8,192 tokens. Regular size: 6
-layers, 8 heads, width 512, MLP 2048.
-The paper trained with 8 windows a chip on 16x16 TPU v2: 2,048 in all. Give --batches.batch-size for another machine.
+"Rethinking Attention with Performers", Figure 7 right: concatenated TrEMBL, windows of 8,192 tokens, regular size (6
+layers, 8 heads, width 512, MLP 2048). The paper trained with 8 windows per chip on 16x16 TPU v2, 2,048 in all. Set
+--batches.batch-size for another machine.
 """
 
 from proteinlm.config import VOCAB_SIZE, BatchesConfig, Config, GeneralizedConfig, ModelConfig, ObjectiveConfig
 
 
 def get_config() -> Config:
-    """Return the experiment."""
+    """Return the config."""
     return Config(
         model=ModelConfig(
             vocab_size=VOCAB_SIZE,

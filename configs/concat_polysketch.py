@@ -1,8 +1,8 @@
 """Unidirectional PolySketchFormer (learned + local, r = 32) on concatenated TrEMBL.
 
 The recipe of trembl_transformerpp_causal (PolySketchFormer, appendix I), with polysketch attention of degree 4, local
-blocks of 1,024, contexts of 8,192 and 13 layers, which the paper gives its kernel models where exact ones have 12
-(section 4). 64 windows are the paper's batch of 0.5M tokens. Give --batches.batch-size for another machine.
+blocks of 1,024 and windows of 8,192. It has 13 layers, as the paper's kernel models; exact models have 12 (section 4).
+64 windows are the paper's batch of 0.5M tokens. Set --batches.batch-size for another machine.
 """
 
 from proteinlm.config import (
@@ -17,7 +17,7 @@ from proteinlm.config import (
 
 
 def get_config() -> Config:
-    """Return the experiment."""
+    """Return the config."""
     return Config(
         model=ModelConfig(
             vocab_size=VOCAB_SIZE,

@@ -1,16 +1,17 @@
-"""The regular unidirectional Transformer on concatenated TrEMBL: what the Performer is to replace.
+"""The regular unidirectional Transformer on concatenated TrEMBL, the baseline that the Performer replaces.
 
 "Rethinking Attention with Performers", section 4.4: windows of 8,192 tokens, regular size (6 layers, 8 heads, width
-512, MLP 2048), where "a regular Transformer overloads memory even at a batch size of 1 per chip, by a wide margin". Its
-attention holds the whole matrix; ours holds a block of queries at a time, so this one can be trained (docs/tpu.md).
-2,048 windows are those of concat_performer_relu. Give --batches.batch-size for another machine.
+512, MLP 2048), where "a regular Transformer overloads memory even at a batch size of 1 per chip, by a wide margin". The
+paper's attention holds the whole matrix in memory; this package computes a block of queries at a time, so that the
+model can be trained (docs/tpu.md). The batch is that of concat_performer_relu. Set --batches.batch-size for another
+machine.
 """
 
 from proteinlm.config import VOCAB_SIZE, BatchesConfig, Config, ModelConfig, ObjectiveConfig, SoftmaxConfig
 
 
 def get_config() -> Config:
-    """Return the experiment."""
+    """Return the config."""
     return Config(
         model=ModelConfig(
             vocab_size=VOCAB_SIZE,

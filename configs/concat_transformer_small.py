@@ -1,16 +1,16 @@
 """The small unidirectional Transformer baseline on concatenated TrEMBL.
 
-"Rethinking Attention with Performers", Figure 7 right: concatenated TrEMBL, windows of 8,192 tokens. Small size: 8
-heads, width 256, MLP 256, and 3 layers; --model.num-layers 1 or 2 for the paper's other two.
-The paper trained it on 8x8 TPU v2 and does not say its batch; 2,048 windows are those of concat_performer_relu. Give
---batches.batch-size for another machine.
+"Rethinking Attention with Performers", Figure 7 right: concatenated TrEMBL, windows of 8,192 tokens, small size (8
+heads, width 256, MLP 256, 3 layers). The paper's other two sizes have --model.num-layers 1 and 2. The paper trained on
+8x8 TPU v2 and does not give the batch; this config has that of concat_performer_relu. Set --batches.batch-size for
+another machine.
 """
 
 from proteinlm.config import VOCAB_SIZE, BatchesConfig, Config, ModelConfig, ObjectiveConfig, SoftmaxConfig
 
 
 def get_config() -> Config:
-    """Return the experiment."""
+    """Return the config."""
     return Config(
         model=ModelConfig(
             vocab_size=VOCAB_SIZE,

@@ -1,7 +1,7 @@
 """Unidirectional Transformer++ on concatenated TrEMBL: the exact baseline of concat_polysketch.
 
-The recipe of trembl_transformerpp_causal (PolySketchFormer, appendix I) with contexts of 8,192. 64 windows are the
-paper's batch of 0.5M tokens. Give --batches.batch-size for another machine.
+The recipe of trembl_transformerpp_causal (PolySketchFormer, appendix I) with windows of 8,192. 64 windows are the
+paper's batch of 0.5M tokens. Set --batches.batch-size for another machine.
 """
 
 from proteinlm.config import (
@@ -16,7 +16,7 @@ from proteinlm.config import (
 
 
 def get_config() -> Config:
-    """Return the experiment."""
+    """Return the config."""
     return Config(
         model=ModelConfig(
             vocab_size=VOCAB_SIZE,

@@ -1,4 +1,4 @@
-"""A small causal Performer-ReLU that learns from the packaged sample in two minutes on two cores."""
+"""A small causal Performer-ReLU that trains on the packaged sample in two minutes on two cores."""
 
 from proteinlm.config import (
     VOCAB_SIZE,
@@ -12,7 +12,7 @@ from proteinlm.config import (
 
 
 def get_config() -> Config:
-    """Return the experiment."""
+    """Return the config."""
     return Config(
         model=ModelConfig(
             vocab_size=VOCAB_SIZE,

@@ -1,4 +1,4 @@
-"""A small causal Performer-ReLU on concatenated proteins, windows of 1,024 tokens: a short run that shows the form."""
+"""A small causal Performer-ReLU on concatenated proteins, in windows of 1,024 tokens: a short example run."""
 
 from proteinlm.config import (
     VOCAB_SIZE,
@@ -12,7 +12,7 @@ from proteinlm.config import (
 
 
 def get_config() -> Config:
-    """Return the experiment."""
+    """Return the config."""
     return Config(
         model=ModelConfig(
             vocab_size=VOCAB_SIZE,

@@ -1,4 +1,4 @@
-"""A small masked Performer-ReLU on the packaged sample: the same size as quickstart_causal, fewer steps."""
+"""A small masked Performer-ReLU on the packaged sample, with the size of quickstart_causal and fewer steps."""
 
 from proteinlm.config import (
     VOCAB_SIZE,
@@ -12,7 +12,7 @@ from proteinlm.config import (
 
 
 def get_config() -> Config:
-    """Return the experiment."""
+    """Return the config."""
     return Config(
         model=ModelConfig(
             vocab_size=VOCAB_SIZE,

@@ -1,16 +1,16 @@
 """Masked (bidirectional) Linformer on single TrEMBL sequences.
 
-"Rethinking Attention with Performers", Figure 6 and appendix A.6: k = 600, delta = 1e-6, projections redrawn; the model
-of the others there: 36 layers, 8 heads, width 512, MLP 1024, sequences clipped to 1,024. The optimizer is the paper's
-(the defaults of OptimizerConfig). The paper maximised the batch for 16x16 TPU v2 and does not say its size; 512 is one
-sequence a core. Give --batches.batch-size for another machine. There is no causal Linformer.
+"Rethinking Attention with Performers", Figure 6 and appendix A.6: k = 600, delta = 1e-6, redrawn projections, and the
+model of the paper's other runs: 36 layers, 8 heads, width 512, MLP 1024, sequences clipped to 1,024. The optimizer is
+the paper's (the defaults of OptimizerConfig). The paper used the largest batch that fits 16x16 TPU v2 and does not give
+its size; 512 is one sequence per core. Set --batches.batch-size for another machine. There is no causal Linformer.
 """
 
 from proteinlm.config import VOCAB_SIZE, BatchesConfig, Config, LinformerConfig, ModelConfig, ObjectiveConfig
 
 
 def get_config() -> Config:
-    """Return the experiment."""
+    """Return the config."""
     return Config(
         model=ModelConfig(
             vocab_size=VOCAB_SIZE,

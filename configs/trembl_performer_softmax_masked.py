@@ -1,15 +1,15 @@
 """Masked (bidirectional) Performer with FAVOR+ softmax features on single TrEMBL sequences.
 
-"Rethinking Attention with Performers", Table 2 and Figure 6: 36 layers, 8 heads, width 512, MLP 1024, sequences
-clipped to 1,024. The optimizer is the paper's (the defaults of OptimizerConfig). The paper maximised the batch for
-16x16 TPU v2 and does not say its size; 512 is one sequence a core. Give --batches.batch-size for another machine.
+"Rethinking Attention with Performers", Table 2 and Figure 6: 36 layers, 8 heads, width 512, MLP 1024, sequences clipped
+to 1,024. The optimizer is the paper's (the defaults of OptimizerConfig). The paper used the largest batch that fits
+16x16 TPU v2 and does not give its size; 512 is one sequence per core. Set --batches.batch-size for another machine.
 """
 
 from proteinlm.config import VOCAB_SIZE, BatchesConfig, Config, FavorConfig, ModelConfig, ObjectiveConfig
 
 
 def get_config() -> Config:
-    """Return the experiment."""
+    """Return the config."""
     return Config(
         model=ModelConfig(
             vocab_size=VOCAB_SIZE,

@@ -1,9 +1,9 @@
 """Unidirectional PolySketchFormer (learned + local, r = 32) on single TrEMBL sequences.
 
 The recipe of trembl_transformerpp_causal (PolySketchFormer, appendix I), with polysketch attention of degree 4 and 13
-layers, which the paper gives its kernel models where exact ones have 12 (section 4). Its local blocks are of 1,024; a
-sequence of 1,024 would be one block and attention exact, so they are of 256 here: that is ours. concat_polysketch has
-the paper's.
+layers, as the paper's kernel models; exact models have 12 (section 4). Local blocks are of 256, which is our choice:
+with the paper's blocks of 1,024, a sequence would be one block, and attention exact. concat_polysketch has the paper's
+blocks.
 """
 
 from proteinlm.config import (
@@ -18,7 +18,7 @@ from proteinlm.config import (
 
 
 def get_config() -> Config:
-    """Return the experiment."""
+    """Return the config."""
     return Config(
         model=ModelConfig(
             vocab_size=VOCAB_SIZE,

@@ -1,10 +1,10 @@
 """Unidirectional Reformer on single TrEMBL sequences.
 
-"Rethinking Attention with Performers", Figure 6 and appendix A.5: the model of the others there (36 layers, 8 heads,
-width 512, MLP 1024, sequences clipped to 1,024) and their optimizer, but without gradient clipping. "Default LSH
-attention parameters" are all that the paper says of the rest; see ReformerConfig for ours. The paper maximised the
-batch for 16x16 TPU v2 and does not say its size; 512 is one sequence a core. Give --batches.batch-size for another
-machine.
+"Rethinking Attention with Performers", Figure 6 and appendix A.5: the model of the paper's other runs (36 layers, 8
+heads, width 512, MLP 1024, sequences clipped to 1,024) and their optimizer, but without gradient clipping. The paper
+only says "Default LSH attention parameters"; ReformerConfig describes our choice of them. The paper used the largest
+batch that fits 16x16 TPU v2 and does not give its size; 512 is one sequence per core. Set --batches.batch-size for
+another machine.
 """
 
 from proteinlm.config import (
@@ -19,7 +19,7 @@ from proteinlm.config import (
 
 
 def get_config() -> Config:
-    """Return the experiment."""
+    """Return the config."""
     return Config(
         model=ModelConfig(
             vocab_size=VOCAB_SIZE,

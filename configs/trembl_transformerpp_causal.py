@@ -1,11 +1,11 @@
 """Unidirectional Transformer++ on single TrEMBL sequences: the strong baseline of PolySketchFormer, for proteins.
 
-The paper's: sinusoidal positions, rotary ones at every head, GLU with GELU and expansion 4, AdamW, a peak rate of 7e-4
-(appendix I); 12 layers, 12 heads of 64 and 125k steps (section 4, appendix H); betas and a warm-up of a tenth of the
-steps, then linear decay (appendix G). Its sizes (appendix H: 110M with 32,000 words) fit an output that is tied to the
-embeddings, as here, but feed-forward parts of 8 width^2 parameters; expansion 4 as we read it has 12 width^2.
-Ours: TrEMBL and its 1,024 tokens, batch size (512 x 1,024 is the paper's 0.5M tokens), pre-norm, no dropout, clip 1,
-weight decay 0.1, of which the paper says nothing.
+From the paper: sinusoidal positions and rotary ones in every head, GLU with GELU and expansion 4, AdamW, a peak
+learning rate of 7e-4 (appendix I); 12 layers, 12 heads of 64 and 125k steps (section 4, appendix H); betas, a warm-up
+of a tenth of the steps, then linear decay (appendix G). The paper's size (appendix H: 110M with 32,000 words) agrees
+with an output that is tied to the embeddings, as here, but with feed-forward parts of 8 width^2 parameters; expansion
+4, as we read it, has 12 width^2. Our choices, which the paper does not give: pre-norm, no dropout, clip 1, weight decay
+0.1. TrEMBL, its 1,024 tokens and the batch size are ours too; 512 x 1,024 is the paper's 0.5M tokens.
 """
 
 from proteinlm.config import (
@@ -20,7 +20,7 @@ from proteinlm.config import (
 
 
 def get_config() -> Config:
-    """Return the experiment."""
+    """Return the config."""
     return Config(
         model=ModelConfig(
             vocab_size=VOCAB_SIZE,

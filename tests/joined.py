@@ -1,4 +1,4 @@
-"""One of two processes that train a run together, are interrupted at one of them, go on, and evaluate.
+"""One of two processes that train a run together, stop after a signal to one of them, resume, and evaluate.
 
 usage: python joined.py PROCESS_ID PORT CONFIG.json DATASET RUN
 """

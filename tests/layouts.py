@@ -1,6 +1,6 @@
-"""Train a few steps of tiny models on layouts of 8 virtual devices; print what each gave as JSON.
+"""Train tiny models for a few steps on several meshes of 8 virtual devices; print their metrics as JSON.
 
-A program of its own: the number of devices is fixed when JAX starts.
+It is a separate program, because the number of devices is fixed when JAX starts.
 usage: python layouts.py MECHANISM:LAYOUT[,LAYOUT...] ...
 """
 
@@ -28,17 +28,17 @@ LAYOUTS = {
     "still": {"data": 1},
     "accumulate": {"data": 2, "fsdp": 2, "tensor": 2},
 }
-# The state that each mechanism begins with, on every layout.
+# The initial state of each mechanism, the same on every mesh.
 START = {}
 
 
-def first_state(name, layout, trainer):
-    """A new state, the same on every layout, laid where the trainer wants it.
+def first_state(name, layout, train_step):
+    """Return the initial state with the shardings of the train step.
 
-    To save time, a state is drawn as training does for favor alone, on one device and on one layout of eight.
+    To save time, `init` is compiled only for favor, on one device and on one mesh of eight.
     """
     if name == "favor" and layout in ("one", "data2_fsdp2_tensor2"):
-        state = trainer.init()
+        state = train_step.init()
         START.setdefault(name, jax.device_get(state))
         return state
     if name not in START:
@@ -49,8 +49,8 @@ def first_state(name, layout, trainer):
             values = 0.2 * generator.standard_normal(leaf.shape) if of_model else np.zeros(leaf.shape)
             return values.astype(leaf.dtype)
 
-        START[name] = jax.tree_util.tree_map_with_path(make, trainer.abstract_state)
-    return jax.tree.map(lambda x, leaf: jax.device_put(x, leaf.sharding), START[name], trainer.abstract_state)
+        START[name] = jax.tree_util.tree_map_with_path(make, train_step.abstract_state)
+    return jax.tree.map(lambda x, leaf: jax.device_put(x, leaf.sharding), START[name], train_step.abstract_state)
 
 
 def batches():
@@ -77,12 +77,12 @@ def train(name, layout):
         accumulate=accumulate,
     )
     mesh = sharding.make_mesh(config.mesh, jax.devices()[: 1 if layout in ("one", "still") else 8])
-    trainer = TrainStep(config, mesh)
-    state = first_state(name, layout, trainer)
+    train_step = TrainStep(config, mesh)
+    state = first_state(name, layout, train_step)
     size = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
     losses = []
     for batch in batches():
-        state, metrics = trainer.step(state, sharding.place_batch(batch, mesh))
+        state, metrics = train_step.step(state, sharding.place_batch(batch, mesh))
         losses.append([float(metrics[key]) for key in ("loss", "gradient_norm", "parameter_norm", "count")])
     return {"steps": losses, "state_bytes_a_device": size}
 

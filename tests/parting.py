@@ -1,4 +1,4 @@
-"""One of two processes that are told different things, and one of which dies in the middle of its command.
+"""One of two processes with different options, of which one dies in the middle of its command.
 
 usage: python parting.py PROCESS_ID PORT
 """
@@ -17,7 +17,7 @@ from proteinlm.devices.sharding import make_mesh
 from proteinlm.errors import InputError
 
 
-def tell(config, fingerprint, **others):
+def compare(config, fingerprint, **others):
     try:
         processes.agree(config, fingerprint, **others)
         print("agreed", flush=True)
@@ -36,9 +36,9 @@ def command(arguments):
 if __name__ == "__main__":
     index = int(sys.argv[1])
     processes.join(f"localhost:{sys.argv[2]}", 2, index)
-    # Threads that read are each process's own affair.
-    tell(dataclasses.replace(Config(), batches=BatchesConfig(num_threads=index + 1)), "abc", by=["length"])
-    tell(Config(seed=5 * index, optimizer=OptimizerConfig(learning_rate=0.1 if index else 0.2)), "abc")
-    tell(Config(), f"data {index}", by=["length"] * index)
+    # The number of threads may differ.
+    compare(dataclasses.replace(Config(), batches=BatchesConfig(num_threads=index + 1)), "abc", by=["length"])
+    compare(Config(seed=5 * index, optimizer=OptimizerConfig(learning_rate=0.1 if index else 0.2)), "abc")
+    compare(Config(), f"data {index}", by=["length"] * index)
     COMMANDS["train"] = command
     main(["train"])

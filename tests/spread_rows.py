@@ -1,6 +1,6 @@
-"""Rows spread over 8 virtual devices, and the same rows whole; print what is found as JSON.
+"""Compare rows split over 8 virtual devices with the same rows on one device; print the differences as JSON.
 
-A program of its own: the number of devices is fixed when JAX starts.
+It is a separate program, because the number of devices is fixed when JAX starts.
 usage: python spread_rows.py attention CASE:MODE:DTYPE:PADDING ...    differences of values and gradients
        python spread_rows.py nan CASE:MODE ...                        which rows, padded on the left, read NaN
        python spread_rows.py model LENGTH:DEVICES:STEPS ...           steps of a model: memory, losses
@@ -25,7 +25,7 @@ SPREAD = MeshConfig(data=1, sequence=8)
 
 
 def inputs(dtype, padding):
-    """Loud queries and keys, so that the largest log scale wanders from device to device; rows of three lengths."""
+    """Large queries and keys, so that the largest log scale is on different devices; rows of three lengths."""
     keys = jax.random.split(jax.random.key(0), 4)
     q, k = (3 * jax.random.normal(key, (B, L, H, D)) for key in keys[:2])
     v, weights = (jax.random.normal(key, (B, L, H, E)) for key in keys[2:])
@@ -39,7 +39,7 @@ def build(name):
 
 
 def difference(found, expected):
-    """The largest difference over the largest number there is."""
+    """Return the largest difference divided by the largest absolute value."""
     found, expected = (np.asarray(x, np.float32) for x in (found, expected))
     assert np.abs(expected).max() > 0
     return float(np.abs(found - expected).max() / np.abs(expected).max())
@@ -53,7 +53,7 @@ def compare(name, mode, dtype, padding):
         def read(parameters, q, k, v):
             mechanism = nnx.merge(graph, parameters, others)
             out = layout.attend(mechanism, q, k, v, causal=mode == "causal", key_mask=mask)
-            # What a padded query reads is not specified.
+            # The output of a padded query is not specified.
             out = jnp.where(mask[:, :, None, None], out.astype(jnp.float32), 0.0)
             return (out * weights).sum(), out
 
@@ -83,15 +83,15 @@ def train(length, devices, num_steps):
         batches=BatchesConfig(form="concat", length=length, batch_size=1),
         mesh=MeshConfig(data=1, sequence=devices),
     )  # fmt: skip
-    trainer = TrainStep(config, sharding.make_mesh(config.mesh, jax.devices()[:devices]))
-    step = trainer.step.lower(trainer.abstract_state, trainer.abstract_batch(1, length)).compile()
-    generator, state, steps = np.random.default_rng(0), trainer.init(), []
+    train_step = TrainStep(config, sharding.make_mesh(config.mesh, jax.devices()[:devices]))
+    step = train_step.step.lower(train_step.abstract_state, train_step.abstract_batch(1, length)).compile()
+    generator, state, steps = np.random.default_rng(0), train_step.init(), []
     batch = {
         "tokens": generator.integers(4, VOCAB_SIZE, (1, length)).astype(np.uint8),
         "keys": generator.integers(0, 2**32, (1, 2), np.uint32),
     }
     for _ in range(int(num_steps)):
-        state, metrics = step(state, sharding.place_batch(batch, trainer.mesh))
+        state, metrics = step(state, sharding.place_batch(batch, train_step.mesh))
         steps.append([float(metrics[name]) for name in ("loss", "gradient_norm", "count")])
     return {"steps": steps, "temporary_bytes": step.memory_analysis().temp_size_in_bytes}
 

@@ -1,1 +1,1 @@
-"""Devices and processes: the mesh, joining several hosts, and TPU topologies to compile for."""
+"""The device mesh and sharding, runs of several processes, and TPU topologies to compile for."""

@@ -1,4 +1,4 @@
-"""Several processes, one or more a host, that train as one: joining them, and what they must agree on."""
+"""A run of several processes, one or more per host: joining, equal options, and stopping together."""
 
 import contextlib
 import json
@@ -22,17 +22,17 @@ from proteinlm.config import Config
 from proteinlm.errors import InputError, check_range
 from proteinlm.output.console import console
 
-# Bytes of a sentence that goes from the first process to the others.
-_SENTENCE = 4096
+# Bytes of an error message that the first process broadcasts.
+_MESSAGE_BYTES = 4096
 # Seconds that the processes wait for one another at the start; JAX's own default.
-_PATIENCE = 300
-# Seconds before a process says that it waits.
-_SILENCE = 3.0
-# Seconds for which a process that leaves early waits for others that leave too.
-_GOOD_BYE = 3.0
-# Fields that are named where processes were told different things.
-_NAMED = 8
-# How XLA, its messengers and JAX's service say that another process does not answer.
+_JOIN_SECONDS = 300
+# Seconds of waiting before a process prints that it waits.
+_SILENT_SECONDS = 3.0
+# Seconds that a process which stops early waits for others to stop too.
+_SHUTDOWN_SECONDS = 3.0
+# Largest number of differing options in a message.
+_MAX_DIFFERENCES = 8
+# Messages of XLA, Gloo, NCCL and JAX's coordination service when another process does not answer.
 _GONE = re.compile(
     r"Gloo|NCCL|by peer|Socket closed|Broken pipe|coordination service|heartbeat|UNAVAILABLE|DEADLINE_EXCEEDED",
     re.IGNORECASE,
@@ -46,23 +46,23 @@ def join(
     *,
     automatic: bool = False,
 ) -> None:
-    """Join the other processes of a run; nothing to do for a run of one. Call it before any array is made.
+    """Join the other processes of a run. Call it before any array exists; without arguments it does nothing.
 
     Args:
-        coordinator: HOST:PORT of process 0, the same for all.
-        num_processes: how many there are.
-        process_id: which this one is, from 0.
-        automatic: find all three out from the cluster (TPU pods, Slurm, Open MPI, Kubernetes).
+        coordinator: HOST:PORT of process 0, the same in every process.
+        num_processes: number of processes.
+        process_id: number of this process, from 0.
+        automatic: read the other three from the cluster (TPU pods, Slurm, Open MPI, Kubernetes).
 
     Raises:
-        InputError: some of the three are missing, or the processes do not find one another.
+        InputError: some of the three are missing or wrong, or JAX reports that the processes did not connect.
     """
     options = {"--coordinator": coordinator, "--num-processes": num_processes, "--process-id": process_id}
     missing = [name for name, value in options.items() if value is None]
     if len(missing) == len(options) and not automatic:
         return
     if missing and not automatic:
-        raise InputError(f"{' and '.join(missing)} must be given too; or --distributed alone on a cluster.")
+        raise InputError(f"{' and '.join(missing)} must be given too; or only --distributed, on a cluster.")
     if num_processes is not None:
         check_range("--num-processes", num_processes, at_least=1)
     if num_processes is not None and process_id is not None and not 0 <= process_id < num_processes:
@@ -75,23 +75,23 @@ def join(
     address = "" if coordinator is None else f" at {coordinator}"
     try:
         # When process 0 does not answer in time, JAX aborts this process: this line is then the explanation.
-        with _message_after_a_while(f"waiting for {others}{address}, {_PATIENCE} s at most"):
-            jax.distributed.initialize(coordinator, num_processes, process_id, initialization_timeout=_PATIENCE)
+        with _message_after_a_while(f"waiting for {others}{address}, {_JOIN_SECONDS} s at most"):
+            jax.distributed.initialize(coordinator, num_processes, process_id, initialization_timeout=_JOIN_SECONDS)
         console.quiet = not is_first()
     except (RuntimeError, ValueError) as error:
         if automatic and re.search("(should|must) be defined", str(error)):
             raise InputError(
-                "--distributed found no cluster here (TPU pod, Slurm, Open MPI, Kubernetes): give --coordinator "
-                "HOST:PORT, --num-processes and --process-id instead."
+                "--distributed found no cluster (TPU pod, Slurm, Open MPI, Kubernetes): give --coordinator HOST:PORT, "
+                "--num-processes and --process-id instead."
             ) from error
         raise InputError(
-            f"the processes of the run did not find one another: {str(error).rstrip('.')}. Give each of them "
+            f"the processes of the run did not connect: {str(error).rstrip('.')}. Give each of them "
             "--coordinator HOST:PORT (host of process 0, a free port), --num-processes and --process-id."
         ) from error
 
 
 def _check_address(coordinator: str) -> None:
-    """Refuse what is not HOST:PORT, where HOST is a known name, an IPv4 address or [an IPv6 address]."""
+    """Refuse an address that is not HOST:PORT, where HOST is a known name, an IPv4 address or [an IPv6 address]."""
     parts = re.fullmatch(r"(\[[^\[\]\s]+\]|[^:\s\[\]]+):(\d{1,5})", coordinator)
     if not parts or not 1 <= int(parts[2]) <= 65535:
         raise InputError(
@@ -102,13 +102,13 @@ def _check_address(coordinator: str) -> None:
     try:
         socket.getaddrinfo(host, None)
     except OSError as error:
-        raise InputError(f"--coordinator is {coordinator!r}, but no host {host} is known here: {error}.") from error
+        raise InputError(f"--coordinator is {coordinator!r}, but the host {host} is unknown: {error}.") from error
 
 
 @contextlib.contextmanager
 def _message_after_a_while(text: str) -> Iterator[None]:
-    """Print a message on stderr when the block takes longer than `_SILENCE`."""
-    timer = threading.Timer(_SILENCE, lambda: print(text, file=sys.stderr, flush=True))
+    """Print a message on stderr when the block takes longer than `_SILENT_SECONDS`."""
+    timer = threading.Timer(_SILENT_SECONDS, lambda: print(text, file=sys.stderr, flush=True))
     timer.daemon = True
     timer.start()
     try:
@@ -118,41 +118,41 @@ def _message_after_a_while(text: str) -> Iterator[None]:
 
 
 def agree(config: Config, fingerprint: str, **others: Any) -> None:
-    """Refuse to go on where the processes were not told the same: replicas of a model would drift apart unseen.
+    """Check that all processes have the same options; otherwise their copies of the model would silently diverge.
 
     Args:
-        config: of the run.
-        fingerprint: of its dataset.
-        others: options that all must have alike, in JSON's types.
+        config: config of the run.
+        fingerprint: fingerprint of its dataset.
+        others: further options that must be equal, in JSON's types.
 
     Raises:
-        InputError: in all of them, with the fields that differ.
+        InputError: in every process, with the options that differ.
     """
     if jax.process_count() == 1:
         return
     plain = json.loads(config.to_json())
-    # Batches are the same however many threads read them.
+    # Batches do not depend on the number of threads that read them.
     del plain["batches"]["num_threads"]
     versions = {"proteinlm": __version__, "jax": jax.__version__}
-    said = {"version of": versions, **plain, "the dataset's fingerprint": fingerprint[:16], **others}
-    everyone = [_flat(json.loads(text)) for text in _texts_of_all(json.dumps(said))]
-    first = everyone[0]
-    for index, other in enumerate(everyone):
+    options = {"version of": versions, **plain, "the dataset's fingerprint": fingerprint[:16], **others}
+    options_of_all = [_flat(json.loads(text)) for text in _texts_of_all(json.dumps(options))]
+    first = options_of_all[0]
+    for index, other in enumerate(options_of_all):
         names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
         if names:
-            found = [
+            different = [
                 f"{name} is {first.get(name, 'absent')} in process 0, {other.get(name, 'absent')} in process {index}"
-                for name in names[:_NAMED]
+                for name in names[:_MAX_DIFFERENCES]
             ]
-            more = f"; and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            more = f"; and {len(names) - _MAX_DIFFERENCES} more" if len(names) > _MAX_DIFFERENCES else ""
             raise InputError(
-                f"the processes were not told the same: {'; '.join(found)}{more}. Give all of them the same command, "
-                "but for --process-id."
+                f"the processes have different options: {'; '.join(different)}{more}. Give each of them the same "
+                "command, except for --process-id."
             )
 
 
 def _flat(plain: Any, path: str = "") -> dict[str, Any]:
-    """Return the leaves of nested objects by their dotted names."""
+    """Return the leaves of nested JSON objects by their dotted names."""
     if not isinstance(plain, dict):
         return {path: plain}
     start = f"{path} " if path == "version of" else f"{path}." if path else ""
@@ -160,17 +160,17 @@ def _flat(plain: Any, path: str = "") -> dict[str, Any]:
 
 
 def _texts_of_all(text: str) -> list[str]:
-    """Return each process's text, by process."""
-    given = np.frombuffer(text.encode(), np.uint8)
-    sizes = np.asarray(multihost_utils.process_allgather(np.int32(given.size))).reshape(-1)
+    """Return the texts of all processes, in the order of their numbers."""
+    encoded = np.frombuffer(text.encode(), np.uint8)
+    sizes = np.asarray(multihost_utils.process_allgather(np.int32(encoded.size))).reshape(-1)
     padded = np.zeros(sizes.max(), np.uint8)
-    padded[: given.size] = given
+    padded[: encoded.size] = encoded
     rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(sizes), -1)
     return [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
 
 
 def who_is_gone(error: BaseException) -> str | None:
-    """Return a sentence where an error says that another process of the run is gone, None for any other error."""
+    """Return a message if an error means that another process of the run has died, None for any other error."""
     if not jax.distributed.is_initialized() or jax.process_count() == 1:
         return None
     chain: list[BaseException] = []
@@ -185,41 +185,41 @@ def who_is_gone(error: BaseException) -> str | None:
     closed = re.search(r"connection (?:closed|reset)", text, re.IGNORECASE)
     silent = re.search("DEADLINE|heartbeat", text)
     why = closed[0].lower() if closed else "no answer" if silent else " ".join(text.split())[:200]
-    return f"{who} is gone ({why}); the same command on every process goes on from the run's newest checkpoint."
+    return f"{who} has died ({why}); the same command on every process resumes from the run's newest checkpoint."
 
 
 def leave(code: int, *, gone: bool = False) -> None:
-    """End this process at once if it is one of several, without JAX's wait of minutes for the others.
+    """Exit at once if this process is one of several; JAX would wait minutes for the others.
 
     Args:
-        code: of the exit.
-        gone: another one is gone: there is no good-bye to wait for.
+        code: exit code.
+        gone: another process has died, so that a common shutdown is impossible.
     """
     if not jax.distributed.is_initialized() or jax.process_count() == 1:
         return
     sys.stdout.flush()
     sys.stderr.flush()
     if not gone:
-        # Where all leave, they say good-bye to one another; one alone cannot.
-        parting = threading.Thread(target=jax.distributed.shutdown, daemon=True)
-        parting.start()
-        parting.join(_GOOD_BYE)
+        # The shutdown returns when all processes stop; it would not return in one that stops alone.
+        shutdown = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+        shutdown.start()
+        shutdown.join(_SHUTDOWN_SECONDS)
     elif is_first() and jax.process_count() > 2:
-        # When the first is gone, JAX ends the others with a page of C++: they shall have had their say.
-        time.sleep(_GOOD_BYE)
+        # When the first process exits, JAX aborts the others with a page of C++: let them print their messages first.
+        time.sleep(_SHUTDOWN_SECONDS)
     os._exit(code)
 
 
 def is_first() -> bool:
-    """Return whether this process is the one that writes what is written once."""
+    """Return whether this is process 0, which writes files that only one process may write."""
     return jax.process_index() == 0
 
 
 def first_alone(act: Callable[[], None]) -> None:
-    """Let the first process act while the others wait.
+    """Call a function in process 0 while the other processes wait.
 
     Raises:
-        InputError: in all of them, with its sentence, where the first met an error.
+        InputError: in the other processes, with the message of the exception in process 0, which raises it unchanged.
     """
     if jax.process_count() == 1:
         act()
@@ -230,33 +230,33 @@ def first_alone(act: Callable[[], None]) -> None:
             act()
         except Exception as error:
             failed = error
-    sentence = np.zeros(_SENTENCE, np.uint8)
-    text = f"{failed}".encode()[:_SENTENCE] if failed else b""
-    sentence[: len(text)] = np.frombuffer(text, np.uint8)
-    told = np.asarray(multihost_utils.broadcast_one_to_all(sentence)).tobytes().rstrip(b"\0")
+    padded = np.zeros(_MESSAGE_BYTES, np.uint8)
+    text = f"{failed}".encode()[:_MESSAGE_BYTES] if failed else b""
+    padded[: len(text)] = np.frombuffer(text, np.uint8)
+    message = np.asarray(multihost_utils.broadcast_one_to_all(padded)).tobytes().rstrip(b"\0")
     if failed:
         raise failed
-    if told:
-        raise InputError(told.decode(errors="replace"))
+    if message:
+        raise InputError(message.decode(errors="replace"))
 
 
 class Vote:
-    """Agreement on a number: all processes learn at the same step the largest that any of them says.
+    """The maximum of a number over all processes, so that all of them act on a signal at the same step.
 
-    With several processes a small reduction is queued behind each train step and read one step later, when the device
-    is through with it: nobody waits. A process alone has its own word at once.
+    With several processes, a small reduction is dispatched after each train step and read one step later, when the
+    device has finished it, so that nothing waits. A single process gets its own number at once.
     """
 
     def __init__(self, mesh: Mesh):
         self._each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
         self._largest = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, PartitionSpec()))
-        self._asked: jax.Array | None = None
+        self._pending: jax.Array | None = None
 
     def of(self, number: int) -> int:
-        """Say a number; return the largest of the call before (0 at the first), or, alone, the number itself."""
+        """Send a number; return the maximum of the previous call (0 at first), or, in a single process, the number."""
         if jax.process_count() == 1:
             return number
-        before = 0 if self._asked is None else int(self._asked)
+        before = 0 if self._pending is None else int(self._pending)
         local = np.full(len(self._each.addressable_devices), number, np.int32)
-        self._asked = self._largest(jax.make_array_from_process_local_data(self._each, local))
+        self._pending = self._largest(jax.make_array_from_process_local_data(self._each, local))
         return before

@@ -1,7 +1,7 @@
-"""Devices: the mesh, and where batches and state lie on it. No other file knows about devices.
+"""The device mesh, and the sharding of batches, model and optimizer state on it.
 
-Rows of a batch are split over the axes "data" and "fsdp", parameters over "fsdp" and "tensor" by the rules below, the
-places of a row over "sequence". Layers of a model are stacked; their axis is scanned over and stays whole.
+Rows of a batch are split over the axes "data" and "fsdp", the tokens of a row over "sequence", parameters over "fsdp"
+and "tensor" by the rules below. Layers of a model are stacked; the axis of layers is scanned over and not split.
 """
 
 import re
@@ -22,10 +22,10 @@ from proteinlm.models.layout import WHOLE, Layout
 
 AXES = ("data", "fsdp", "tensor", "sequence")
 ROWS = ("data", "fsdp")
-"""The axes that split the rows of a batch."""
+"""Mesh axes that split the rows of a batch."""
 
-# Names are those of checkpoint.py; the first rule that is found in a name holds. The optimizer's moments have their
-# parameters' names behind their own. An axis that does not divide a dimension leaves it whole.
+# (pattern of `leaf_name`, axis of each dimension); the first pattern that matches counts. Names of the optimizer's
+# moments end with the names of their parameters. A dimension that its axis does not divide is not split.
 RULES: tuple[tuple[str, P], ...] = (
     # [N, in, out], split where heads are (out of the first, into the last) or where the feed-forward part is wide.
     (r"blocks/(query|key|value|up|gate)/kernel/", P(None, "fsdp", "tensor")),
@@ -43,31 +43,31 @@ RULES: tuple[tuple[str, P], ...] = (
 
 
 def make_mesh(config: MeshConfig | None = None, devices: Sequence[Any] | None = None) -> Mesh:
-    """Return the grid of devices that a config asks for, process after process along its rows.
+    """Return the mesh of a config, with the devices of each process next to one another.
 
     Args:
         config: sizes of the axes; None puts all devices on "data".
-        devices: all devices of all processes, or some; of this run by default.
+        devices: devices of the mesh; None takes all devices of the run.
 
     Raises:
-        InputError: the sizes do not multiply to the number of devices.
+        InputError: the product of the sizes is not the number of devices.
     """
-    found = list(jax.devices() if devices is None else devices)
+    all_devices = list(jax.devices() if devices is None else devices)
     sizes = [getattr(config or MeshConfig(), axis) for axis in AXES]
-    rest, given = len(found), int(np.prod([size for size in sizes if size != -1]))
-    if -1 in sizes and rest % given == 0:
-        sizes[sizes.index(-1)] = rest // given
-    if -1 in sizes or np.prod(sizes) != len(found):
-        asked = ", ".join(f"mesh.{axis} {size}" for axis, size in zip(AXES, sizes, strict=True))
+    number, fixed = len(all_devices), int(np.prod([size for size in sizes if size != -1]))
+    if -1 in sizes and number % fixed == 0:
+        sizes[sizes.index(-1)] = number // fixed
+    if -1 in sizes or np.prod(sizes) != number:
+        options = ", ".join(f"mesh.{axis} {size}" for axis, size in zip(AXES, sizes, strict=True))
         raise InputError(
-            f"{asked} do not make up the {len(found)} devices that there are: their product must be that number, and "
-            "one of them may be -1, for what the others leave."
+            f"{options} do not fit {number} devices: the product must be the number of devices; one of the four may be "
+            "-1, for all devices that the others leave."
         )
-    return Mesh(np.asarray(found).reshape(sizes), AXES)
+    return Mesh(np.asarray(all_devices).reshape(sizes), AXES)
 
 
 def describe(mesh: Mesh) -> dict[str, Any]:
-    """Return in JSON's types what sums depend on in their last digits: the mesh, the kind of device, the processes."""
+    """Return mesh, kind of device and number of processes, on which the last digits of sums depend, in JSON's types."""
     devices = list(mesh.devices.flat)
     return {
         "mesh": dict(mesh.shape),
@@ -77,23 +77,23 @@ def describe(mesh: Mesh) -> dict[str, Any]:
 
 
 def one_device() -> Mesh:
-    """Return the mesh of this process's first device alone."""
+    """Return the mesh of one device, the first of this process."""
     return make_mesh(devices=jax.local_devices()[:1])
 
 
 def check_fits(config: Config, mesh: Mesh) -> None:
-    """Raise InputError unless batches and heads of a config divide among the devices."""
+    """Raise InputError unless the axes of the mesh divide the rows, tokens and heads of a config."""
     rows, parts = row_blocks(mesh), config.accumulate
     if config.batches.batch_size % (rows * parts):
         of_parts = f" in each of {parts} parts (accumulate)" if parts > 1 else ""
         raise InputError(
-            f"batches.batch_size is {config.batches.batch_size}, which {rows} devices (mesh.data x mesh.fsdp) cannot "
-            f"share evenly{of_parts}: make it a multiple of {rows * parts}."
+            f"batches.batch_size is {config.batches.batch_size}, which cannot be split evenly over {rows} devices "
+            f"(mesh.data x mesh.fsdp){of_parts}: make it a multiple of {rows * parts}."
         )
     if config.model.num_heads % mesh.shape["tensor"]:
         raise InputError(
             f"model.num_heads is {config.model.num_heads}, which mesh.tensor, {mesh.shape['tensor']}, does not divide: "
-            "each device of that axis takes as many heads."
+            "every device of that axis must have the same number of heads."
         )
     devices, attention = mesh.shape["sequence"], config.model.attention
     spread = devices > 1 and not attention.no_spread and config.batches.form != "isolated"
@@ -108,10 +108,13 @@ def check_fits(config: Config, mesh: Mesh) -> None:
 
 
 def evaluation_mesh(config: Config) -> Mesh:
-    """Return the mesh to evaluate a run on: the run's own, or where this machine differs, rows over what divides them.
+    """Return the mesh to evaluate a run on.
+
+    Use the run's mesh if it fits this machine; otherwise split rows over the largest number of devices that divides the
+    batch.
 
     Raises:
-        InputError: there are several processes, which cannot leave devices out, and batches do not divide among them.
+        InputError: there are several processes, which must use all devices, and these do not divide the batch.
     """
     try:
         mesh = make_mesh(config.mesh)
@@ -127,7 +130,13 @@ def evaluation_mesh(config: Config) -> Mesh:
 
 
 def partition(name: str, shape: Sequence[int], mesh: Mesh, attention: MechanismConfig) -> P:
-    """Return how the array of a name (as of `checkpoint.named_arrays`) is split.
+    """Return the partition spec of one array.
+
+    Args:
+        name: name from `leaf_name`.
+        shape: shape of the array.
+        mesh: mesh of devices.
+        attention: config of the model's mechanism, which places the mechanism's arrays.
 
     Raises:
         ValueError: there is no rule for the name, or the rule has more dimensions than the array.
@@ -148,16 +157,16 @@ def _rule(name: str, dimensions: int, attention: MechanismConfig) -> P:
     for pattern, spec in RULES:
         if re.search(pattern, name):
             return spec
-    raise ValueError(f"there is no rule for {name} in sharding.RULES: say there how it is split")
+    raise ValueError(f"sharding.RULES has no rule for {name}: add one")
 
 
 def state_shardings(state: Any, mesh: Mesh, attention: MechanismConfig) -> Any:
-    """Return the placement of each array of a model's or a training state, by its name.
+    """Return the tree of shardings of a model or of a training state.
 
     Args:
         state: tree of arrays or ShapeDtypeStructs.
-        mesh: of devices.
-        attention: config of the model's mechanism, which places the mechanism's own arrays.
+        mesh: mesh of devices.
+        attention: config of the model's mechanism, which places the mechanism's arrays.
     """
 
     def place(path: Any, leaf: Any) -> NamedSharding:
@@ -172,7 +181,7 @@ def leaf_name(path: Any) -> str:
 
 
 def abstract(state: Any, mesh: Mesh, attention: MechanismConfig) -> Any:
-    """Return a state's shapes and dtypes with the placement of each array on the mesh: enough to compile or restore.
+    """Return the tree of shapes, dtypes and shardings of a state, to compile for or to restore into.
 
     Arguments are those of `state_shardings`.
     """
@@ -184,39 +193,42 @@ def abstract(state: Any, mesh: Mesh, attention: MechanismConfig) -> Any:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the placement of a batch's arrays: rows, the first axis, over "data" and "fsdp"."""
+    """Return the sharding of a batch's arrays: rows, the first axis, over "data" and "fsdp"."""
     return NamedSharding(mesh, P(ROWS))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Return the placement of an array that every device holds whole."""
+    """Return the sharding of an array of which every device has a copy."""
     return NamedSharding(mesh, P())
 
 
 def row_blocks(mesh: Mesh) -> int:
-    """Return how many blocks the rows of a batch are split into."""
+    """Return the number of blocks into which the rows of a batch are split."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def row_share(mesh: Mesh) -> tuple[int, int]:
-    """Return (i, n): this process reads the rows [i B/n, (i + 1) B/n) of every batch of B.
+    """Return (i, n): this process reads the rows [i B/n, (i + 1) B/n) of every batch of B rows.
 
-    n is below the number of processes where a row's devices ("tensor", "sequence") belong to several of them.
+    n is below the number of processes if devices of several processes share a row ("tensor", "sequence").
+
+    Raises:
+        InputError: the rows are not split evenly among the processes.
     """
     process = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
     mine = np.unique(np.nonzero((process == jax.process_index()).reshape(row_blocks(mesh), -1))[0])
     share, rest = divmod(row_blocks(mesh), len(mine))
     if rest or mine[0] % len(mine) or mine[-1] - mine[0] != len(mine) - 1:
         raise InputError(
-            f"the mesh {dict(mesh.shape)} gives process {jax.process_index()} the blocks of rows {mine.tolist()} of "
-            f"{row_blocks(mesh)}, which are no even share: make mesh.tensor x mesh.sequence divide the devices of a "
-            "process, or be a multiple of them."
+            f"the mesh {dict(mesh.shape)} does not split rows evenly among processes: process {jax.process_index()} "
+            f"has blocks {mine.tolist()} of {row_blocks(mesh)}. Make mesh.tensor x mesh.sequence a divisor or a "
+            "multiple of the number of devices of a process."
         )
     return int(mine[0]) // len(mine), share
 
 
 def place_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Turn this process's rows of a batch into global arrays, split by row among the devices."""
+    """Turn the rows of a batch that this process read into global arrays, with rows split over the devices."""
     rows, (_, share) = batch_sharding(mesh), row_share(mesh)
 
     def place(array: np.ndarray) -> jax.Array:
@@ -226,13 +238,13 @@ def place_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array
 
 
 class MeshLayout(Layout):
-    """A model's arrays on a mesh: rows, places and heads split; a layer's parameters gathered where it works."""
+    """The layout of a model on a mesh: rows, tokens and heads are split; parameters are gathered layer by layer."""
 
     def __init__(self, mesh: Mesh):
         self._mesh = mesh
 
     def tables(self, state: Any) -> Any:
-        """Gather the embeddings first: rows looked up in a split table would be split by width, and not by row."""
+        """Gather the embedding tables: a lookup in a split table would give vectors split by width and not by row."""
 
         def gather(path: Any, leaf: jax.Array) -> jax.Array:
             if "embedding" not in leaf_name(path):
@@ -242,7 +254,7 @@ class MeshLayout(Layout):
         return jax.tree_util.tree_map_with_path(gather, state)
 
     def residual(self, x: jax.Array) -> jax.Array:
-        """Split [B, L, F] by rows and places, so that it is parameters that travel between devices."""
+        """Split [B, L, F] by rows and tokens, so that parameters and not activations move between devices."""
         return jax.lax.with_sharding_constraint(x, NamedSharding(self._mesh, P(ROWS, "sequence", None)))
 
     def attend(
@@ -256,17 +268,17 @@ class MeshLayout(Layout):
         key_mask: jax.Array | None = None,
         segments: jax.Array | None = None,
     ) -> jax.Array:
-        """Attend on each device to its own rows and heads: no mechanism mixes either, so nothing travels.
+        """Compute attention on each device for its rows and heads, without communication: no mechanism mixes them.
 
-        Over "sequence" each device has its own places where the mechanism can do with that (`axis` of `Attention`).
-        Otherwise rows are whole, and every device of that axis does the work of all.
+        If the mechanism supports it (`axis` of `Attention`), each device of "sequence" has a part of the tokens of a
+        row. Otherwise all devices of that axis compute the same whole rows.
         """
         graph, state = nnx.split(mechanism)
         alone = self._mesh.shape["sequence"] == 1
         spread = not (alone or mechanism.config.no_spread) and segments is None
-        # Gradients are summed over each axis that is not named here, so an axis of one device is.
-        places = "sequence" if alone or spread else None
-        heads, rows = P(ROWS, places, "tensor", None), P(ROWS, places)
+        # Gradients are summed over each axis that has no name in the specs; an axis of one device needs no sum.
+        tokens = "sequence" if alone or spread else None
+        heads, rows = P(ROWS, tokens, "tensor", None), P(ROWS, tokens)
 
         @partial(
             jax.shard_map, mesh=self._mesh, in_specs=(P(), heads, heads, heads, rows, rows), out_specs=heads,

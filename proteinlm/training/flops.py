@@ -1,6 +1,6 @@
-"""Arithmetic of a traced function: its products, with every loop counted as often as it runs.
+"""FLOPs of a traced function: its matrix products, with each loop counted as often as it runs.
 
-XLA's own cost analysis counts the body of a loop once, be it 36 layers or 128 chunks.
+XLA's own cost analysis counts the body of a loop once, whether the loop is over 36 layers or 128 chunks.
 """
 
 import math
@@ -13,14 +13,14 @@ import jax
 
 @dataclass(frozen=True)
 class Work:
-    """What a function does, on all devices together.
+    """The work of a function, on all devices together.
 
     Attributes:
-        flops: of matrix products, two for each multiplication and addition; nothing else is counted.
-        product_bytes: operands and results of these products, as if each were read and written once; what the work
-            moves at least, where nothing is fused.
-        unknown_loops: loops whose length is not known before they run; their bodies are counted once. Inside a loop of
-            n they are taken for triangular ones, which run n (n - 1) / 2 times in all, and are not among these.
+        flops: FLOPs of matrix products, two for each multiplication with addition; nothing else is counted.
+        product_bytes: bytes of the operands and results of these products, each read or written once. Without fusion
+            the function moves at least these.
+        unknown_loops: number of loops whose length is unknown before they run; the body is counted once. A loop of
+            unknown length inside a loop of n is not among them: it counts as triangular, n (n - 1) / 2 runs in all.
     """
 
     flops: int = 0
@@ -35,22 +35,22 @@ class Work:
         )
 
     def times(self, number: int) -> "Work":
-        """Return the work of doing this so many times."""
+        """Return the work of `number` repetitions."""
         return Work(self.flops * number, self.product_bytes * number, self.unknown_loops)
 
     def resolved(self) -> "Work":
-        """Return the work with no loop unknown."""
+        """Return the work without its count of unknown loops."""
         return Work(self.flops, self.product_bytes)
 
 
 def work_of(function: Callable[..., Any], *arguments: Any) -> Work:
-    """Trace a function on arguments (arrays or ShapeDtypeStructs) and count; nothing is computed or compiled."""
+    """Trace a function on arguments (arrays or ShapeDtypeStructs) and count its work, without compiling it."""
     known, unknown = _work(jax.make_jaxpr(function)(*arguments).jaxpr)
     return known + unknown
 
 
 def _work(jaxpr: Any) -> tuple[Work, Work]:
-    """Return the work, and that of one iteration of loops whose length is not known, for the loop around to resolve."""
+    """Return (known work, work of one iteration of loops of unknown length, which an enclosing loop resolves)."""
     known, unknown = Work(), Work()
     for equation in jaxpr.eqns:
         name, inside = equation.primitive.name, [_work(inner) for inner in _inner(equation.params)]
@@ -63,11 +63,11 @@ def _work(jaxpr: Any) -> tuple[Work, Work]:
         if name == "while":
             once, loops = Work(), once + loops + Work(unknown_loops=1)
         elif name == "scan":
-            # Causal exact attention's inner loop runs over the blocks before (or after) each: n (n - 1) / 2 in all.
+            # The inner loop of causal exact attention is over the blocks before (or after) each: n (n - 1) / 2 runs.
             length = equation.params["length"]
             once, loops = once.times(length) + loops.times(length * (length - 1) // 2).resolved(), Work()
         elif name == "shard_map":
-            # What is inside is one device's part.
+            # The body of a shard_map is the work of one device.
             once, loops = (part.times(equation.params["mesh"].size) for part in (once, loops))
         known, unknown = known + once, unknown + loops
     return known, unknown
@@ -75,13 +75,13 @@ def _work(jaxpr: Any) -> tuple[Work, Work]:
 
 def _inner(parameters: dict[str, Any]) -> list[Any]:
     """Return the jaxprs among an equation's parameters."""
-    found = []
+    jaxprs = []
     for value in parameters.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
             item = getattr(item, "jaxpr", item)
             if hasattr(item, "eqns"):
-                found.append(item)
-    return found
+                jaxprs.append(item)
+    return jaxprs
 
 
 def _product(equation: Any) -> Work:

@@ -25,9 +25,9 @@ _FINITE = ("loss", "gradient_norm", "parameter_norm")
 class Meter:
     """Sums over the steps since the last log line, and tokens per second over the time between two lines.
 
-    The metrics of a step are fetched after the next step was dispatched, so that the device always has work; those of a
-    log line are waited for, so that its time is the time of its steps. Time in `paused` does not count. A line in whose
-    time a program was compiled has no rate (NaN).
+    The metrics of a step are fetched after the next step was dispatched, so that the device always has work. A step of
+    a log line is waited for, so that the line has the time of its steps. Time in `paused` does not count. A line has no
+    rate (NaN) if a program was compiled since the line before.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Meter:
         checkpoints: Checkpoints,
         unfinished: Mapping[str, float] = MappingProxyType({}),
     ):
-        """Start with the sums of an unfinished line, as a checkpoint stores them (from `unfinished`)."""
+        """Start with the sums of an unfinished line (from `unfinished`), as a checkpoint stores them."""
         self._config, self._log, self._line, self._checkpoints = config, log, line, checkpoints
         self._schedule: Callable[[int], Any] = learning_rate_schedule(config.optimizer, config.num_steps)
         # Compile the schedule's small programs here, not in the time of the first steps.
@@ -120,7 +120,7 @@ class Meter:
         row = 1
         while step - row in self._log.skipped[-row:]:
             row += 1
-        # With parameters that are not finite every later step would be bad.
+        # After a step with parameters that are not finite, every later step would be bad.
         if row > self._config.skip_bad_steps or not math.isfinite(float(values["parameter_norm"])):
             self._log.write("not_finite", step, batch=batch, **{name: float(values[name]) for name in _FINITE})
             raise InputError(_not_finite(step, batch, row, values, self._config, self._checkpoints.steps()))
@@ -158,5 +158,5 @@ def _not_finite(step: int, batch: int, row: int, values: dict[str, Any], config:
         f"{float(values['gradient_norm']):g}, norm of the updated parameters {float(values['parameter_norm']):g}; "
         f"{good}.{skipped} Try a lower optimizer.learning_rate (now {config.optimizer.learning_rate:g}), a longer "
         f"optimizer.warmup_steps (now {config.optimizer.warmup_steps}), {clip}, or model.dtype float32, in a new run "
-        "folder; or, where single batches are to blame, a larger skip_bad_steps in this one."
+        "folder; or, if only single batches fail, a larger skip_bad_steps in this folder."
     )

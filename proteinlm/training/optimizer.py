@@ -1,4 +1,4 @@
-"""The optimizer: clipping, Adam, decoupled weight decay and a learning-rate schedule, as one optax chain."""
+"""The optimizer: gradient clipping, Adam, decoupled weight decay and learning-rate schedule as one optax chain."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ import optax
 from proteinlm.config import OptimizerConfig
 from proteinlm.devices.sharding import leaf_name
 
-# Last words of the names of parameters that weight decay leaves alone, as in mlp/bias, query_scale, biases/0. Names say
-# it, not shapes: layers are stacked, and a mechanism may stack more.
+# Parameters without weight decay, by the last word of a part of their names, as in mlp/bias, query_scale, biases/0.
+# Shapes do not tell them apart: layers are stacked, and a mechanism may stack more.
 _NOT_DECAYED = ("bias", "biases", "scale", "scales")
 
 
 def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-    """Return step -> learning rate: linear warm-up from 0, then constant, linear or cosine decay to the last step."""
+    """Return the function step -> learning rate: linear warm-up from 0, then constant, or linear or cosine decay."""
     decay_steps = max(num_steps - config.warmup_steps, 1)
     end = config.learning_rate * config.final_fraction
     after = {
@@ -29,7 +29,7 @@ def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Sch
 
 
 def is_decayed(parameters) -> object:
-    """Return a tree of bools: True where weight decay acts (matrices, embeddings), False for biases and scales."""
+    """Return a tree of bools: True for parameters with weight decay (matrices, embeddings), else False."""
 
     def decayed(path, _leaf):
         return not any(name.split("_")[-1] in _NOT_DECAYED for name in leaf_name(path).split("/"))
@@ -38,7 +38,7 @@ def is_decayed(parameters) -> object:
 
 
 def at_step(state: Any, step: jax.Array) -> Any:
-    """Return the optimizer's state with the learning rate's schedule at `step`: it goes on when a step is left out."""
+    """Return the optimizer's state with the count of the schedule set to `step`: skipped steps count in it too."""
 
     def is_schedule(part: Any) -> bool:
         return isinstance(part, optax.ScaleByScheduleState)
@@ -50,7 +50,7 @@ def at_step(state: Any, step: jax.Array) -> Any:
 
 
 def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
-    """Return AdamW after clipping by global norm (Performer paper, protein appendix, with its defaults)."""
+    """Return clipping by global norm followed by AdamW (Performer paper, appendix on protein models)."""
     adamw = optax.adamw(
         learning_rate_schedule(config, num_steps),
         b1=config.b1,

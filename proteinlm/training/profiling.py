@@ -1,4 +1,4 @@
-"""A trace of some steps of a run, by jax.profiler, in RUN/profile."""
+"""Profiling: a trace of some steps of a run by jax.profiler, in RUN/profile."""
 
 import re
 from pathlib import Path
@@ -8,34 +8,42 @@ import jax
 from proteinlm.errors import InputError
 
 PROFILE_FOLDER = "profile"
-# The first step compiles and the second may still wait for the first batches.
+# The first step is compiled, and the second may wait for the first batches to be read.
 _FIRST = 3
 
 
 class Profile:
-    """Steps to trace, as metrics.jsonl numbers them, both ends included; none for the text ""."""
+    """The range of steps to trace, first and last included, numbered as in metrics.jsonl."""
 
     def __init__(self, text: str):
-        """Read "START:STOP", or "N": N steps after the first two of this start.
+        """Parse the option --profile.
+
+        Args:
+            text: "START:STOP"; or "N" for N steps after the first two of this start; "" traces nothing.
 
         Raises:
-            InputError: it is neither.
+            InputError: the text is none of these.
         """
-        found = re.fullmatch(r"(?:(\d+):)?(\d+)", text)
+        numbers = re.fullmatch(r"(?:(\d+):)?(\d+)", text)
         self._first = self._last = self._number = 0
-        if found and found[1]:
-            self._first, self._last = int(found[1]), int(found[2])
-        elif found:
-            self._number = int(found[2])
+        if numbers and numbers[1]:
+            self._first, self._last = int(numbers[1]), int(numbers[2])
+        elif numbers:
+            self._number = int(numbers[2])
         if text and not (self._number or 0 < self._first <= self._last):
             raise InputError(f"--profile is {text!r}; give START:STOP, two steps (as 10:15), or a number of steps.")
         self._text, self._folder, self._running = text, Path(), False
 
     def plan(self, run: Path, start: int, num_steps: int) -> None:
-        """Learn where this start of the run begins and where it ends.
+        """Choose the steps of this start of the run.
+
+        Args:
+            run: folder of the run.
+            start: number of steps done before this start.
+            num_steps: last step.
 
         Raises:
-            InputError: it does not have these steps.
+            InputError: this start does not train the steps to trace.
         """
         if not self._text:
             return
@@ -59,12 +67,12 @@ class Profile:
         return step == self._last
 
     def start(self) -> None:
-        """Begin to trace; the device should have nothing left to do."""
+        """Start the trace. The device should be idle."""
         jax.profiler.start_trace(self._folder)
         self._running = True
 
     def stop(self) -> None:
-        """Write the trace, if one is being made; the device should be through with the last step."""
+        """Write the trace, if one was started. The device should have finished the last step."""
         if self._running:
             self._running = False
             jax.profiler.stop_trace()

@@ -1,4 +1,4 @@
-"""Which run a folder holds, whether this config, dataset and machine may go on with it, and from where."""
+"""Starting and resuming a run: claim its folder, compare config, dataset and devices, restore the newest checkpoint."""
 
 import contextlib
 import json
@@ -23,8 +23,8 @@ from proteinlm.runs.folder import (
 )
 from proteinlm.training.step import TrainStep
 
-# What may differ between a run and its resumption without changing a single loss. The mesh is compared as it came out,
-# in `sharding.describe`: -1 and 8 are the same on eight devices.
+# Fields that may differ when a run is resumed, because no loss depends on them. The mesh is compared by
+# `sharding.describe`: -1 and 8 are the same on eight devices.
 _FREE_FIELDS = (
     "eval_every", "checkpoint_every", "keep_checkpoints", "keep_best", "log_every", "skip_bad_steps",
     "mesh",
@@ -33,12 +33,12 @@ _FREE_FIELDS = (
 
 @dataclass
 class Beginning:
-    """Where a run begins.
+    """The state in which a run starts or resumes.
 
     Attributes:
-        state: of the trainer.
+        state: state of `TrainStep`.
         step: number of optimizer steps done.
-        inexact: what makes the run differ from one that never stopped.
+        inexact: differences that make an inexact resume, one sentence each.
         unfinished: sums of the steps since the last log line, from `Meter.unfinished`.
     """
 
@@ -49,37 +49,40 @@ class Beginning:
 
 
 def claim_run(run: Path, config: Config, dataset: ProteinDataset, lock: RunLock, *, inexact: bool = False) -> None:
-    """Make the run's folder and lock it, or refuse it when it is in use or holds another run.
+    """Create and lock the folder of a run.
 
-    Where it has checkpoints, `first_state` compares with the newest of them; nothing is written before.
+    If the folder has checkpoints, nothing is compared and nothing written here: `first_state` compares the newest one.
 
     Args:
-        run: the folder.
-        config: what shall be trained.
-        dataset: on what.
-        lock: of the folder.
-        inexact: take it although config or dataset are others; `first_state` then says so.
+        run: folder of the run.
+        config: config to train.
+        dataset: dataset to train on.
+        lock: lock of the folder.
+        inexact: accept a folder with another config or dataset; `first_state` reports the differences.
+
+    Raises:
+        InputError: the folder is in use, is not empty without being a run, or holds another run.
     """
     is_run = (run / CONFIG_FILE).is_file()
     if not is_run and run.exists() and {path.name for path in run.iterdir()} - {LOCK_FILE}:
-        raise InputError(f"{run} is not empty and is not the folder of a training run: name another one.")
+        raise InputError(f"{run} is not empty and is not the folder of a training run: give another folder.")
     run.mkdir(parents=True, exist_ok=True)
     lock.take()
     if not is_run:
         write_run_files(run, config, dataset.path, dataset.fingerprint)
     elif not inexact and not numbered(run / CHECKPOINTS):
         saved, origin = read_run_files(run)
-        found = differences(saved, config)
+        different = differences(saved, config)
         if origin["fingerprint"] != dataset.fingerprint:
-            found.append(
-                f"it was trained on another dataset ({origin['dataset']}); {dataset.path} holds other sequences or "
+            different.append(
+                f"it was trained on another dataset ({origin['dataset']}); {dataset.path} has other sequences or "
                 "another order"
             )
-        _refuse(found, str(run))
+        _refuse(different, str(run))
 
 
 def accept(run: Path, config: Config, dataset: ProteinDataset, start: int) -> None:
-    """Write config.json and run.json of a run that goes on at step `start`; those of a finished one stay."""
+    """Write config.json and run.json of a run that resumes at step `start`; a finished run keeps its files."""
     if start >= config.num_steps:
         with contextlib.suppress(InputError):
             read_run_files(run)
@@ -88,42 +91,50 @@ def accept(run: Path, config: Config, dataset: ProteinDataset, start: int) -> No
 
 
 def first_state(
-    config: Config, run: Path, trainer: TrainStep, checkpoints: Checkpoints, batches: TrainBatches, *, inexact: bool
+    config: Config, run: Path, train_step: TrainStep, checkpoints: Checkpoints, batches: TrainBatches, *, inexact: bool
 ) -> Beginning:
-    """Return where a run begins: its newest checkpoint, with the data moved to its position, or a new state.
+    """Restore the newest checkpoint of a run and set the position in the data, or make a new state.
+
+    Args:
+        config: config to train.
+        run: folder of the run.
+        train_step: programs of the config.
+        checkpoints: checkpoints of the run.
+        batches: batches of the config; their position is set.
+        inexact: resume although losses will differ from those of a run that never stopped.
 
     Raises:
-        InputError: it cannot go on exactly and need not (`inexact` False), or the arrays of the checkpoint have other
-            names or shapes than the config's.
+        InputError: the resume would be inexact and `inexact` is False; or the arrays of the checkpoint have other names
+            or shapes than those of the config.
     """
     steps = checkpoints.steps()
     if not steps:
-        return Beginning(trainer.init())
+        return Beginning(train_step.init())
     start = steps[-1]
     position = checkpoints.position(start)
-    found = differences(checkpoints.config(start), config)
-    found += _differ(position["devices"], sharding.describe(trainer.mesh))
+    different = differences(checkpoints.config(start), config)
+    different += _differ(position["devices"], sharding.describe(train_step.mesh))
     if position["plan"]["dataset"] != batches.get_state()["plan"]["dataset"]:
-        found.append("it was trained on another dataset, or on this one in another order")
+        different.append("it was trained on another dataset, or on this one in another order")
     if not inexact:
-        _refuse(found, f"checkpoint {start} of {run}")
-    found += _move(batches, position)
-    state = checkpoints.restore(start, trainer.abstract_state)[0]
-    return Beginning(state, start, found, position["window"])
+        _refuse(different, f"checkpoint {start} of {run}")
+    different += _move(batches, position)
+    state = checkpoints.restore(start, train_step.abstract_state)[0]
+    return Beginning(state, start, different, position["window"])
 
 
-def position_of(batches: TrainBatches, trainer: TrainStep, unfinished: dict[str, float]) -> dict[str, Any]:
-    """Return what a checkpoint says besides arrays: the position in the data, the devices, what is not logged yet."""
+def position_of(batches: TrainBatches, train_step: TrainStep, unfinished: dict[str, float]) -> dict[str, Any]:
+    """Return the part of a checkpoint that is no array: position in the data, devices, sums that are not logged yet."""
     return {
         **batches.get_state(),
         "window": unfinished,
         "batches_per_epoch": batches.batches_per_epoch,
-        "devices": sharding.describe(trainer.mesh),
+        "devices": sharding.describe(train_step.mesh),
     }
 
 
 def _move(batches: TrainBatches, position: dict[str, Any]) -> list[str]:
-    """Move the data to a position; where that is one of other batches, as far into the same epoch, and say so."""
+    """Set the position in the data; for other batches, set it to the same share of the same epoch and say so."""
     plan = batches.get_state()["plan"]
     if position["plan"] == plan:
         batches.set_state({"step": position["step"], "plan": plan})
@@ -132,31 +143,31 @@ def _move(batches: TrainBatches, position: dict[str, Any]) -> list[str]:
     step = round(position["step"] * here / there)
     batches.set_state({"step": step, "plan": plan})
     return [
-        f"the data go on at batch {step % here} of {here} of epoch {step // here}, as far into it as batch "
-        f"{position['step'] % there} of {there} was; some proteins come twice in it and some not at all"
+        f"the data continue at batch {step % here} of {here} of epoch {step // here}, the same share of the epoch as "
+        f"batch {position['step'] % there} of {there}; in it, some proteins are read twice and some not at all"
     ]
 
 
 def differences(saved: Config, config: Config) -> list[str]:
-    """Return "FIELD is OLD there, NEW here" for each field that would change a loss."""
+    """Return "FIELD is OLD there, NEW here" for each field on which losses depend."""
     free = (*_FREE_FIELDS, "num_steps") if config.optimizer.schedule == "constant" else _FREE_FIELDS
-    # Which checkpoints are the best is told from their losses on one sample of valid.
+    # The best checkpoints are those with the lowest losses on one sample of valid.
     if not saved.keep_best and not config.keep_best:
         free += ("eval_examples",)
     there, here = (json.loads(c.to_json()) for c in (saved, config))
     for plain in (there, here):
         for name in free:
             del plain[name]
-        # Batches are the same whoever reads them.
+        # Batches do not depend on the number of threads that read them.
         del plain["batches"]["num_threads"]
     return _differ(there, here)
 
 
-def _refuse(found: list[str], what: str) -> None:
-    if found:
+def _refuse(different: list[str], name: str) -> None:
+    if different:
         raise InputError(
-            f"{what} cannot be resumed exactly: {'; '.join(found)}. Name another folder, or train with what it was "
-            "trained with; --allow-inexact-resume goes on all the same."
+            f"{name} cannot be resumed exactly: {'; '.join(different)}. Give another folder, or the options of before; "
+            "--allow-inexact-resume resumes in spite of the differences."
         )
 
 

@@ -1,4 +1,4 @@
-"""The compiled parts of training: the initial state, one optimizer step, the redraw of random features."""
+"""The compiled programs of training: the initial state, an optimizer step, the redraw of random features."""
 
 import math
 from typing import Any
@@ -19,23 +19,26 @@ from proteinlm.training.optimizer import at_step, make_optimizer
 
 
 class TrainStep:
-    """The compiled parts of training for one config on one mesh.
+    """The compiled programs of training for one config on one mesh.
+
+    The state is {"model", "optimizer", "step"}: nnx state, optax state and an int32 scalar.
 
     Attributes:
-        init: () -> the initial state, each array where `sharding.RULES` lays it.
-        step: (state, batch) -> (state, sums over the batch's counted tokens, on every device); the state that goes in
-            is given away.
-        redraw: state -> the state with new random features; given away likewise.
-        abstract_state: shapes, dtypes and placement of the state.
-        graph: of the model.
+        init: () -> the initial state, sharded by `sharding.RULES`.
+        step: (state, batch) -> (state, metrics): one optimizer step. The buffers of the old state are donated. Metrics
+            are scalars, replicated on every device: loss, nll, correct, count, gradient_norm, parameter_norm, tokens.
+        redraw: state -> the state with new random features; the buffers of the old state are donated.
+        abstract_state: shapes, dtypes and shardings of the state.
+        graph: nnx graph definition of the model.
     """
 
     def __init__(self, config: Config, mesh: Mesh | None = None):
-        """Prepare for a config; nothing is compiled until it is called.
+        """Define the programs of a config; each is compiled when it is first called.
 
         Args:
             config: the experiment.
-            mesh: of devices, which need not be here (`step.lower` compiles for any); None makes the config's own.
+            mesh: mesh of devices of this or another machine (`step.lower` compiles for either); None is the mesh of
+                `config.mesh` on this machine.
 
         Raises:
             InputError: the config does not fit the mesh.
@@ -55,7 +58,7 @@ class TrainStep:
         self.redraw = jax.jit(self._redraw, in_shardings=(state,), out_shardings=state, donate_argnums=0)
 
     def abstract_batch(self, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return shapes, dtypes and placement of a batch of all processes together."""
+        """Return shapes, dtypes and shardings of a batch, [rows, length], of all processes together."""
         split, arrays = sharding.batch_sharding(self.mesh), batch_arrays(self.config.batches, rows, length)
         return {name: jax.ShapeDtypeStruct(*array, sharding=split) for name, array in arrays.items()}
 
@@ -72,11 +75,11 @@ class TrainStep:
         return make_example(batch["tokens"], batch["keys"], self.config.objective, key, step, batch.get("segments"))
 
     def _step(self, state: dict[str, Any], batch: dict[str, jax.Array]) -> tuple[dict[str, Any], dict[str, jax.Array]]:
-        """One optimizer step: (state, batch) -> (state, sums over the batch's counted tokens).
+        """Compute one optimizer step: (state, batch) -> (state, metrics).
 
-        Where loss or gradient is not finite, parameters and the optimizer's moments stay as they were. That is decided
-        before the update, so that it is still made in place, and always compiled, so that `skip_bad_steps` may change
-        when a run is resumed.
+        If the loss or the gradient is not finite, parameters and Adam's moments keep their values. The decision is made
+        before the update, so that the update can be in place. It is compiled for every config, so that a resumed run
+        may change `skip_bad_steps`.
         """
         example = self._example(batch, state["step"])
         dropout_key = random_key(self.config.seed, "dropout", state["step"])
@@ -109,7 +112,7 @@ class TrainStep:
     def _gradient(
         self, parameters: Any, others: Any, example: Example, segments: jax.Array | None, dropout_key: jax.Array
     ) -> tuple[TokenSums, Any]:
-        """Return sums over the batch and the gradient of its mean loss, computed in `config.accumulate` parts."""
+        """Return the sums over a batch and the gradient of its mean loss, computed in `config.accumulate` parts."""
         count = jnp.maximum(example.weights.sum(), 1.0)
 
         def loss_of(
@@ -118,7 +121,7 @@ class TrainStep:
             model = nnx.merge(self.graph, self.layout.tables(parameters), others)
             logits = model(part.inputs, segments=segments, dropout_key=key, layout=self.layout)
             sums = jax.tree.map(jnp.sum, token_sums(logits, part.targets, part.weights))
-            # Of the whole batch's tokens, so that parts add up to its mean.
+            # Divided by the count of the whole batch, so that the parts add up to its mean.
             return sums.nll / count, sums
 
         gradient_of = jax.value_and_grad(loss_of, has_aux=True)
@@ -131,19 +134,19 @@ class TrainStep:
             (_, sums), gradient = gradient_of(parameters, *inputs)
             return jax.tree.map(jnp.add, so_far, (sums, gradient)), None
 
-        # Every parts-th row is a part, so that each device has its share of each without a move.
+        # Part i is rows i, i + parts, ...: each device then holds its share of every part, and no row moves.
         rows = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), (example, segments))
         nothing = (TokenSums(*jnp.zeros(3)), jax.tree.map(jnp.zeros_like, parameters))
         return jax.lax.scan(add, nothing, (*rows, jax.random.split(dropout_key, parts)))[0]
 
     def _redraw(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Draw new random features: a pure function of (config.seed, step)."""
+        """Return the state with new random features, a pure function of (config.seed, step)."""
         model = nnx.merge(self.graph, state["model"])
         model.redraw(random_key(self.config.seed, "features", state["step"]))
         return {**state, "model": nnx.split(model)[1]}
 
 
 def count_parameters(state: nnx.State) -> int:
-    """Return the number of trained parameters (random features are not trained)."""
+    """Return the number of trained parameters of a model; random features do not count."""
     parameters, _ = nnx.split_state(state, nnx.Param, ...)
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameters))

@@ -1,7 +1,7 @@
-"""Training: from a config and a dataset to checkpoints and curves. The loop reads from top to bottom.
+"""The training loop: from a config and a dataset to checkpoints and curves.
 
-The whole state of a run is one tree (model, optimizer, step) and the position in the data. Every random number is a
-pure function of (config.seed, step), so a run that died goes on to the same losses.
+The state of a run is one tree (model, optimizer, step) and the position in the data. Every random number is a pure
+function of (config.seed, step), so that a resumed run has the same losses as one that never stopped.
 """
 
 import contextlib
@@ -30,7 +30,13 @@ from proteinlm.training.step import TrainStep, count_parameters
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Where a run ended."""
+    """The end of a training.
+
+    Attributes:
+        step: number of optimizer steps done.
+        num_parameters: number of trained parameters.
+        valid: sums of the last evaluation on valid; None where there was none.
+    """
 
     step: int
     num_parameters: int
@@ -46,45 +52,47 @@ def train(
     track: str = "",
     profile: str = "",
 ) -> TrainResult:
-    """Train to `config.num_steps`, or go on where the run in this folder stopped.
+    """Train to `config.num_steps`, from the beginning or from the newest checkpoint in the run's folder.
 
     Args:
         config: the experiment.
-        dataset_path: folder that `proteinlm ingest` wrote.
-        run: folder of the run; made when missing, resumed when it holds this run.
-        allow_inexact_resume: go on too where config, dataset or devices are others than the run's, and say which.
-        track: "tensorboard", "wandb" or both, with a comma between them.
-        profile: steps to trace, as for `profiling.Profile`.
+        dataset_path: folder of a dataset, written by `proteinlm ingest`.
+        run: folder of the run; it is created, or resumed if it holds this run.
+        allow_inexact_resume: resume although config, dataset or devices differ from those of the run; the differences
+            are printed and logged.
+        track: "tensorboard", "wandb" or "tensorboard,wandb".
+        profile: steps to trace, as in `profiling.Profile`.
 
     Raises:
-        InputError: the folder is in use, or holds a run of another config or dataset; the loss is no longer finite.
-        Interrupted: SIGTERM or Ctrl-C, after saving.
+        InputError: the folder is in use, or holds a run with another config or dataset; or too many steps were not
+            finite (`config.skip_bad_steps`).
+        Interrupted: SIGTERM or Ctrl-C, after a checkpoint was saved.
     """
     run = Path(run)
     traced, trackers = Profile(profile), check_trackers(track)
     dataset = ProteinDataset.open(dataset_path)
     processes.agree(config, dataset.fingerprint, **{"--allow-inexact-resume": allow_inexact_resume})
-    # A config that does not fit the devices says so here, before the folder is made.
-    trainer = TrainStep(config)
-    share, shares = sharding.row_share(trainer.mesh)
+    # This refuses a config that does not fit the devices, before the folder is created.
+    train_step = TrainStep(config)
+    share, shares = sharding.row_share(train_step.mesh)
     first = processes.is_first()
     with contextlib.ExitStack() as stack:
         batches = TrainBatches(dataset, config.batches, process_index=share, process_count=shares)
         stack.callback(batches.close)
         lock = RunLock(run)
         stack.callback(lock.release)
-        # Up to here a signal acts as usual, as there is nothing to save; and a folder that is not ours is left alone.
+        # Until here a signal acts as usual: nothing is to be saved, and the folder may belong to something else.
         processes.first_alone(lambda: claim_run(run, config, dataset, lock, inexact=allow_inexact_resume))
         text = stack.enter_context(TextLog(run if first else None))
         stop = stack.enter_context(_stop_signals(text))
         checkpoints = Checkpoints(run, keep=config.keep_checkpoints, keep_best=config.keep_best)
         stack.callback(checkpoints.close)
-        begin = first_state(config, run, trainer, checkpoints, batches, inexact=allow_inexact_resume)
+        begin = first_state(config, run, train_step, checkpoints, batches, inexact=allow_inexact_resume)
         state, start = begin.state, begin.step
         traced.plan(run, start, config.num_steps)
         processes.first_alone(lambda: accept(run, config, dataset, start))
         if first:
-            _describe_start(config, dataset, run, start, begin.inexact, text, sharding.describe(trainer.mesh))
+            _describe_start(config, dataset, run, start, begin.inexact, text, sharding.describe(train_step.mesh))
         trains = start < config.num_steps
         log = MetricsLog(
             run,
@@ -96,11 +104,11 @@ def train(
         if begin.inexact and trains:
             log.write("resume", start, inexact=begin.inexact)
         line = stack.enter_context(progress_line(config.num_steps, start, run.resolve().name, text))
-        evaluation_step = make_evaluation_step(config, trainer.graph, trainer.mesh)
+        evaluation_step = make_evaluation_step(config, train_step.graph, train_step.mesh)
         meter = Meter(config, log, line, checkpoints, begin.unfinished)
-        vote = processes.Vote(trainer.mesh)
+        vote = processes.Vote(train_step.mesh)
         stack.callback(traced.stop)
-        # Batches and steps go together, unless a resume was not exact.
+        # The number of a batch is that of its step, except after an inexact resume.
         ahead = batches.get_state()["step"] - start
         valid = None
         for step in range(start, config.num_steps):
@@ -110,27 +118,27 @@ def train(
                     traced.start()
             if _redraws(config, step) > _redraws(config, step - 1):
                 meter.announce("redraw")
-                state = trainer.redraw(state)
-            batch = sharding.place_batch(next(batches), trainer.mesh)
+                state = train_step.redraw(state)
+            batch = sharding.place_batch(next(batches), train_step.mesh)
             meter.announce(batch["tokens"].shape)
-            state, metrics = trainer.step(state, batch)
+            state, metrics = train_step.step(state, batch)
             # The device works on this step while the metrics of the step before are fetched.
             meter.add(done, step + ahead, metrics)
             last = done == config.num_steps
-            # A signal may come to one process alone; all leave at the same step.
+            # A signal may reach only one of several processes; all stop at the same step.
             leave = vote.of(stop.requested)
             if first and traced.ends(done):
                 with meter.paused():
                     traced.stop()
             comparable = None
-            # After a signal there may be little time left: save without an evaluation. The next one comes in its turn.
+            # After a signal there may be little time: save without an evaluation. The next evaluation gives a loss.
             if last or (config.eval_every and done % config.eval_every == 0 and not leave):
                 with meter.paused():
                     valid, comparable = _evaluate(config, dataset, evaluation_step, state, done, log, whole=last)
             is_best = comparable is not None and checkpoints.is_among_best(comparable)
             if last or leave or is_best or done % config.checkpoint_every == 0:
                 with meter.paused():
-                    position = position_of(batches, trainer, meter.unfinished())
+                    position = position_of(batches, train_step, meter.unfinished())
                     checkpoints.save(done, state, position, config, comparable)
             if leave and not last:
                 raise Interrupted(done, leave)
@@ -144,20 +152,20 @@ def _redraws(config: Config, step: int) -> int:
 def _describe_start(
     config: Config, dataset: ProteinDataset, run: Path, start: int, inexact: list[str], text: TextLog, devices: dict
 ) -> None:
-    """Say where the run begins, and write what its folder says of itself."""
+    """Print where the run starts, and write its environment.json and README."""
     if start >= config.num_steps:
         text.say(f"{run} is finished, at step {start}")
         return
     reached = max((row["step"] for row in read_metrics(run)), default=0) if (run / METRICS_FILE).is_file() else 0
-    again = f"; the steps to {reached} in its {METRICS_FILE} happen again" if reached > start else ""
+    again = f"; steps up to {reached} in its {METRICS_FILE} are repeated" if reached > start else ""
     if start:
         text.say(f"resuming {run} at step {start}{again}")
     else:
-        text.say(f"training {run} from the beginning{', as it has no checkpoint' if again else ''}{again}")
+        text.say(f"training {run} from the beginning{', because it has no checkpoint' if again else ''}{again}")
     for difference in inexact:
-        text.say(f"not exact: {difference}")
+        text.say(f"inexact resume: {difference}")
     for change in write_environment(run, start, environment(devices)):
-        text.say(f"{change} since this run was last started: losses may differ in their last digits")
+        text.say(f"{change} since the last start of this run: losses may differ in their last digits")
     write_readme(run, dataset.path)
 
 
@@ -165,17 +173,17 @@ def _evaluate(
     config: Config, dataset: ProteinDataset, evaluation_step: EvaluationStep, state: Any, done: int, log: MetricsLog, *,
     whole: bool,
 ) -> tuple[Sums | None, float | None]:  # fmt: skip
-    """Log accuracy and perplexity on valid: on `eval_examples` of it, or on the whole at the end.
+    """Evaluate on valid, on the sample of `eval_examples` or on all of it (`whole`), and log the metrics.
 
     Returns:
-        The sums, and the loss on the first `eval_examples`, by which checkpoints are compared; None without valid.
+        (sums over the residues, loss on the sample, which compares checkpoints); (None, None) if valid is empty.
     """
     if not dataset.counts.get("valid"):
         return None, None
     limit = None if whole or not config.eval_examples else config.eval_examples
     result = evaluate_split(config, dataset, "valid", evaluation_step, state["model"], limit=limit)
     sums = result.residues.total()
-    # The whole has the others' sample in it: rows are numbered in the dataset's order.
+    # The sample is the first rows of the split, in the dataset's order.
     compared = result.rows < (config.eval_examples or result.rows.size)
     residues = result.residues
     sample = Sums(residues.nll[compared], residues.correct[compared], residues.count[compared]).loss
@@ -201,7 +209,7 @@ class _Stop:
 
 @contextlib.contextmanager
 def _stop_signals(text: TextLog):
-    """Turn the first SIGTERM or Ctrl-C into a request to save and leave; a second one acts as usual."""
+    """Turn the first SIGTERM or Ctrl-C into a request to save and stop; a second one acts as usual."""
     stop = _Stop()
     before = {}
 
@@ -209,9 +217,9 @@ def _stop_signals(text: TextLog):
         stop.requested = number
         for each, handler in before.items():
             signal.signal(each, handler)
-        text.say("saving, then leaving; once more to leave at once")
+        text.say("saving a checkpoint, then stopping; a second signal stops at once")
 
-    # Signals can be handled in the main thread alone; elsewhere (a notebook's worker) they stay as they are.
+    # Only the main thread can handle signals; in another thread (of a notebook) they act as usual.
     with contextlib.suppress(ValueError):
         for number in (signal.SIGINT, signal.SIGTERM):
             before[number] = signal.signal(number, request)

@@ -25,12 +25,12 @@ SIZES = {
 @functools.cache
 def compiled(config):
     """The step of a config; those that differ in their batches' form alone share it."""
-    trainer = TrainStep(config, one_device())
-    lowered = trainer.step.lower(trainer.abstract_state, trainer.abstract_batch(8, LENGTH))
-    return trainer, lowered.compile()
+    train_step = TrainStep(config, one_device())
+    lowered = train_step.step.lower(train_step.abstract_state, train_step.abstract_batch(8, LENGTH))
+    return train_step, lowered.compile()
 
 
-def some_state(trainer):
+def some_state(train_step):
     """Small random parameters, of the optimizer zeros: drawing them as training does would be compiled for each."""
     generator = np.random.default_rng(1)
 
@@ -38,17 +38,17 @@ def some_state(trainer):
         scale = 0.1 if jax.tree_util.keystr(path).startswith("['model']") else 0
         return jnp.asarray(scale * generator.standard_normal(leaf.shape), leaf.dtype)
 
-    return jax.tree_util.tree_map_with_path(make, trainer.abstract_state)
+    return jax.tree_util.tree_map_with_path(make, train_step.abstract_state)
 
 
 @pytest.mark.parametrize("name", named_configs())
 def test_every_recipe_trains_when_tiny(name, tiny_dataset):
     """Two steps on real proteins, by the step that the run itself would compile."""
     config = scaled(load_config(name), "tiny")
-    trainer, step = compiled(dataclasses.replace(config, batches=BatchesConfig(length=LENGTH)))
-    assert count_parameters(trainer.abstract_state["model"]) < 100_000
+    train_step, step = compiled(dataclasses.replace(config, batches=BatchesConfig(length=LENGTH)))
+    assert count_parameters(train_step.abstract_state["model"]) < 100_000
     batches = TrainBatches(ProteinDataset.open(tiny_dataset), config.batches)
-    state, losses = some_state(trainer), []
+    state, losses = some_state(train_step), []
     before = [np.asarray(leaf) for leaf in jax.tree.leaves(state["model"])]
     for _ in range(2):
         # Of the length that is compiled.

@@ -62,13 +62,13 @@ def test_processes_refuse_different_orders_and_leave_at_once_when_one_dies():
         same, config, dataset = lines(out)
         assert same == "agreed"
         assert config == (
-            "refused the processes were not told the same: optimizer.learning_rate is 0.2 in process 0, 0.1 in process "
-            "1; seed is 0 in process 0, 5 in process 1. Give all of them the same command, but for --process-id."
+            "refused the processes have different options: optimizer.learning_rate is 0.2 in process 0, 0.1 in process "
+            "1; seed is 0 in process 0, 5 in process 1. Give each of them the same command, except for --process-id."
         )
         assert "dataset's fingerprint is data 0 in process 0, data 1 in process 1; by is [] in" in dataset
     (sentence,) = lines(said[0][1])
     assert re.fullmatch(
-        r"proteinlm train: process 1 is gone \(connection (closed|reset)\); the same command on every process goes on "
+        r"proteinlm train: process 1 has died \(connection (closed|reset)\); the same command on every process resumes "
         r"from the run's newest checkpoint\.",
         sentence,
     )
@@ -134,7 +134,7 @@ def refuse():
         ),
         (
             {"coordinator": "no.host.invalid:1", "num_processes": 2, "process_id": 1},
-            "no host no.host.invalid is known",
+            "the host no.host.invalid is unknown",
         ),
     ],
 )
@@ -148,7 +148,7 @@ def test_no_cluster_is_a_sentence(monkeypatch):
         raise ValueError("coordinator_address should be defined.")
 
     monkeypatch.setattr(processes.jax.distributed, "initialize", initialize)
-    with pytest.raises(InputError, match="--distributed found no cluster here"):
+    with pytest.raises(InputError, match="--distributed found no cluster"):
         processes.join(automatic=True)
 
 
@@ -162,10 +162,10 @@ def test_a_process_that_waits_says_for_whom_and_a_failure_is_a_sentence(monkeypa
         time.sleep(0.3)
         raise RuntimeError("UNKNOWN: Failed to start RPC server")
 
-    monkeypatch.setattr(processes, "_SILENCE", 0.05)
+    monkeypatch.setattr(processes, "_SILENT_SECONDS", 0.05)
     monkeypatch.setattr(processes.jax.distributed, "initialize", initialize)
     for index, others in enumerate(("the other processes", "process 0")):
-        with pytest.raises(InputError, match=r"not find one another: UNKNOWN: Failed to start RPC server\. Give each"):
+        with pytest.raises(InputError, match=r"did not connect: UNKNOWN: Failed to start RPC server\. Give each"):
             processes.join("localhost:1234", 2, index)
         assert capsys.readouterr().err == f"waiting for {others} at localhost:1234, 300 s at most\n"
 
@@ -174,11 +174,11 @@ def test_a_process_that_waits_says_for_whom_and_a_failure_is_a_sentence(monkeypa
     ("error", "words"),
     [
         (ValueError("UNKNOWN: Gloo AllGather failed: [pair.cc] Connection closed by peer [10.0.0.1]:3"),
-         r"process 0 is gone \(connection closed\)"),
-        (RuntimeError("UNAVAILABLE: Failed to send RPC to coordination service."), r"process 0 is gone \(UNAVAILABLE"),
-        (ValueError("Barrier failed: UNAVAILABLE: Task 1 heartbeat timeout."), r"process 0 is gone \(no answer"),
+         r"process 0 has died \(connection closed\)"),
+        (RuntimeError("UNAVAILABLE: Failed to send RPC to coordination service."), r"process 0 has died \(UNAVAILABLE"),
+        (ValueError("Barrier failed: UNAVAILABLE: Task 1 heartbeat timeout."), r"process 0 has died \(no answer"),
         (ValueError("UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue() timed out"),
-         r"process 0 is gone \(no answer\)"),
+         r"process 0 has died \(no answer\)"),
         (InputError("heartbeat is no field"), None),
         (ValueError("shapes differ"), None),
     ],

@@ -153,7 +153,7 @@ def test_each_process_reads_the_rows_of_its_devices(monkeypatch, processes, size
 
 def test_a_process_has_an_even_share_of_the_rows(monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
-    with pytest.raises(InputError, match=r"process 1 the blocks of rows \[1, 2\] of 4"):
+    with pytest.raises(InputError, match=r"process 1 has blocks \[1, 2\] of 4"):
         sharding.row_share(mesh_of([0, 1, 1, 0]))
 
 
@@ -166,14 +166,14 @@ def test_an_axis_takes_what_the_others_leave(sizes, shape):
 
 @pytest.mark.parametrize("sizes", [{"data": 2}, {"fsdp": 3}, {"fsdp": 16}])
 def test_a_mesh_takes_all_devices(sizes):
-    with pytest.raises(InputError, match="do not make up the 8 devices"):
+    with pytest.raises(InputError, match="do not fit 8 devices"):
         mesh_of([0] * 8, **sizes)
 
 
 @pytest.mark.parametrize(
     ("sizes", "changes", "words"),
     [
-        ({"data": 8}, {"batch_size": 12}, "batch_size is 12, which 8 devices"),
+        ({"data": 8}, {"batch_size": 12}, "batch_size is 12, which cannot be split evenly over 8 devices"),
         ({"data": 8}, {"accumulate": 2}, "each of 2 parts .* multiple of 16"),
         ({"tensor": 8}, {}, "num_heads is 4, which mesh.tensor, 8, does not divide"),
         ({"sequence": 8}, {"length": 12}, "12 tokens long, which mesh.sequence, 8"),

@@ -128,7 +128,7 @@ class TestWithLibtpu:
             assert 0.9 * gib < topologies.memory_limit(devices[0]) / 2**30 < gib
 
     def test_an_unknown_topology_is_a_sentence(self):
-        with pytest.raises(InputError, match="does not know the topology 'v2:17x3'"):
+        with pytest.raises(InputError, match="does not support the topology 'v2:17x3'"):
             topologies.devices("v2:17x3")
 
     def test_a_longer_loop_takes_longer(self):

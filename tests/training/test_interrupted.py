@@ -115,10 +115,10 @@ def test_damaged_files_of_a_run_are_written_anew_or_given_up(copy, dataset):  # 
 def test_steps_that_happen_again_are_said(copy, dataset):  # noqa: F811
     shutil.rmtree(copy / "checkpoints" / "4")
     train(small(), dataset, copy)
-    assert f"resuming {copy} at step 2; the steps to 4 in its metrics.jsonl happen again" in said(copy)
+    assert f"resuming {copy} at step 2; steps up to 4 in its metrics.jsonl are repeated" in said(copy)
     shutil.rmtree(copy / "checkpoints")
     train(small(), dataset, copy)
-    expected = f"training {copy} from the beginning, as it has no checkpoint; the steps to 4 in its metrics.jsonl"
+    expected = f"training {copy} from the beginning, because it has no checkpoint; steps up to 4 in its metrics.jsonl"
     assert expected in said(copy)
 
 

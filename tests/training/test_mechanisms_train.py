@@ -43,11 +43,11 @@ def losses(model, kind, batches):
         batches=BATCHES,
         num_steps=20,
     )
-    trainer = TrainStep(config)
+    train_step = TrainStep(config)
     # Not compiled: one by one, the programs that draw parameters serve all these tests.
-    state, curve = trainer._init(), []
+    state, curve = train_step._init(), []
     for batch in batches:
-        state, metrics = trainer.step(state, batch)
+        state, metrics = train_step.step(state, batch)
         curve.append(float(metrics["loss"]))
     return curve
 

@@ -73,9 +73,9 @@ def test_every_recipe_passes_plan_but_for_the_compiler(name):
     config = load_config(name)
     config = dataclasses.replace(config, batches=dataclasses.replace(config.batches, batch_size=config.accumulate))
     rows, length = config.batches.batch_size, config.batches.length
-    trainer = TrainStep(config, one_device())
-    work, model_flops = step_work(trainer, rows, length)
-    parameters = count_parameters(trainer.abstract_state["model"])
+    train_step = TrainStep(config, one_device())
+    work, model_flops = step_work(train_step, rows, length)
+    parameters = count_parameters(train_step.abstract_state["model"])
     embedded = length * config.model.embed_dim if config.model.positions == "learned" else 0
     assert work.flops >= model_flops / 3 > 2 * 0.9 * (parameters - embedded) * rows * length
     assert work.unknown_loops == 0
@@ -135,7 +135,9 @@ def test_fit_finds_the_largest_batch(monkeypatch, says, start):
 
 def test_fit_says_what_is_wrong(monkeypatch):
     monkeypatch.setattr(planning, "plan", imagined(lambda rows: 2000)[0])
-    with pytest.raises(InputError, match="not even 1 rows a device fit, of 64 tokens each: a TPU v0 has"):
+    with pytest.raises(
+        InputError, match="smallest batch, 1 rows a device of 64 tokens each, does not fit the .* TPU v0"
+    ):
         fit(SMALL)
     monkeypatch.setattr(planning, "plan", imagined(lambda rows: 200, limit=None)[0])
     with pytest.raises(InputError, match="give --rows-per-device"):
@@ -176,7 +178,7 @@ def test_labels_say_whose_rows_and_which_memory():
     shared = dataclasses.replace(fitting, group=8, is_peak=True)
     lines = describe_plan(shared).splitlines()
     assert lines[2].endswith("; 2 rows a group of 8 devices")
-    assert "4.0 MiB a device (all, also those that never lie in memory together; largest batch)" in lines[5]
+    assert "4.0 MiB a device (sum, although not all are in memory at the same time; largest batch)" in lines[5]
     assert lines[6].endswith("a device: fits (XLA's peak, state included)")
     assert describe_trial(shared).startswith("2 rows a group of 8 devices")
     refused = made("", "", 5)

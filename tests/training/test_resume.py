@@ -86,13 +86,13 @@ def test_other_batches_and_another_mesh_go_on_only_when_told(tmp_path, dataset, 
     assert reached == "4"
     np.testing.assert_allclose([row["loss"] for row in rows(moved, "train")], straight, rtol=1e-5)
     assert rows(moved, "resume") == [{"kind": "resume", "step": 2, "inexact": ["mesh.data is 1 there, 2 here"]}]
-    assert "not exact: mesh.data is 1 there, 2 here" in (moved / "train.log").read_text()
+    assert "inexact resume: mesh.data is 1 there, 2 here" in (moved / "train.log").read_text()
     starts = json.loads((moved / "environment.json").read_text())["starts"]
     assert [(start["step"], start["devices"]["mesh"]["data"]) for start in starts] == [(0, 1), (2, 2)]
 
     # Half as many rows: as far into the epoch as before, which has twice as many batches.
     halved = dataclasses.replace(config, num_steps=6, batches=dataclasses.replace(config.batches, batch_size=2))
-    with pytest.raises(InputError, match=r"batches.batch_size is 4 there, 2 here\. Name .* --allow-inexact-resume"):
+    with pytest.raises(InputError, match=r"batches.batch_size is 4 there, 2 here\. Give .* --allow-inexact-resume"):
         train(halved, dataset, run)
     read = []
     following = TrainBatches.__next__
@@ -103,7 +103,9 @@ def test_other_batches_and_another_mesh_go_on_only_when_told(tmp_path, dataset, 
     (row,) = rows(run, "resume")
     assert row["step"] == 4
     assert row["inexact"][0] == "batches.batch_size is 4 there, 2 here"
-    assert row["inexact"][1].startswith("the data go on at batch 8 of 14 of epoch 0, as far into it as batch 4 of 7")
+    assert row["inexact"][1].startswith(
+        "the data continue at batch 8 of 14 of epoch 0, the same share of the epoch as "
+    )
     assert [row["step"] for row in rows(run, "train")] == [1, 2, 3, 4, 5, 6]
     # From there on it is exact again.
     assert train(dataclasses.replace(halved, num_steps=6), dataset, run).step == 6
@@ -145,17 +147,17 @@ def test_bad_batches_are_skipped_and_leave_no_trace(tmp_path, dataset, unscored,
     assert (trained[3]["loss"], trained[3]["steps"], trained[3]["tokens"] > 0) == (None, 0, True)
 
     # The same program given the other batches alone, at their steps.
-    trainer = TrainStep(config)
+    train_step = TrainStep(config)
     batches = TrainBatches(ProteinDataset.open(dataset), config.batches)
-    state = trainer.init()
+    state = train_step.init()
     for number in (0, 1, 4, 5):
         if number == 4:
             state = {**state, "step": state["step"] + 2, "optimizer": at_step(state["optimizer"], state["step"] + 2)}
-        state, metrics = trainer.step(state, place_batch(batches.batch(number), trainer.mesh))
+        state, metrics = train_step.step(state, place_batch(batches.batch(number), train_step.mesh))
         assert float(metrics["loss"]) == pytest.approx(trained[number + 1]["loss"], rel=1e-6)
     batches.close()
     saved = Checkpoints(run, read_only=True)
-    found, position = saved.restore(6, trainer.abstract_state)
+    found, position = saved.restore(6, train_step.abstract_state)
     assert position["step"] == 6
     jax.tree.map(np.testing.assert_array_equal, found, state)
     # Warm-up goes by steps, so its last step is the fourth whatever was skipped; Adam's own count does not.

@@ -19,7 +19,7 @@ ROWS, LENGTH = 8, 64
 # Takes a quarter of the time to compile; nothing here depends on how XLA fuses.
 
 
-def trainer(kind="causal", **changes):
+def train_step(kind="causal", **changes):
     fields = {"accumulate": changes.pop("accumulate", 1)}
     model = dataclasses.replace(MODEL, max_length=LENGTH, dropout=0.0, attention=mechanism("favor", LENGTH), **changes)
     batches = BatchesConfig(length=LENGTH, batch_size=ROWS)
@@ -40,20 +40,20 @@ def batch():
 
 @functools.cache
 def start():
-    return jax.device_get(trainer()._init())
+    return jax.device_get(train_step()._init())
 
 
 @functools.cache
 def after_a_step(kind="causal", **changes):
     """(state, metrics) after one step from the same start, in NumPy."""
-    made = trainer(kind, **changes)
+    made = train_step(kind, **changes)
     state = jax.device_put(start(), jax.tree.map(lambda leaf: leaf.sharding, made.abstract_state))
     placed = jax.device_put(batch(), made.abstract_batch(ROWS, LENGTH)["tokens"].sharding)
     return jax.device_get(compiled(made)(state, placed))
 
 
 def test_bfloat16_computes_and_float32_keeps():
-    made = trainer(dtype="bfloat16")
+    made = train_step(dtype="bfloat16")
     arguments = made.abstract_state, made.abstract_batch(ROWS, LENGTH)
     state, metrics = jax.eval_shape(made._step, *arguments)
     for leaf in [*jax.tree.leaves(state), *jax.tree.leaves(metrics)]:
@@ -79,7 +79,7 @@ def test_remat_trades_memory_for_time():
     """Temporaries of the compiled step, and the numbers of a step."""
     temporary = {}
     for remat in ("none", "dots", "full"):
-        wide = trainer(remat=remat, num_layers=6)
+        wide = train_step(remat=remat, num_layers=6)
         temporary[remat] = compiled(wide).memory_analysis().temp_size_in_bytes
     assert temporary["none"] > 1.5 * temporary["dots"] > 1.5 * 1.1 * temporary["full"], temporary
 
@@ -96,7 +96,7 @@ def test_parts_of_a_batch_add_up_to_it():
 
 
 def test_a_step_is_compiled_from_shapes_alone():
-    made = trainer()
+    made = train_step()
     state, metrics = jax.eval_shape(made.step, made.abstract_state, made.abstract_batch(ROWS, LENGTH))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(
         lambda x: (x.shape, x.dtype), made.abstract_state

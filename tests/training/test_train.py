@@ -101,13 +101,13 @@ def test_a_step_on_isolated_rows_is_the_step_on_single_ones():
     """Loss and gradient: a batch's are the mean over its tokens, packed or not."""
     experiment = config()
     model = dataclasses.replace(experiment.model, dropout=0.0, num_layers=1)
-    trainer = TrainStep(dataclasses.replace(experiment, model=model))
-    state, found = trainer.init(), []
+    train_step = TrainStep(dataclasses.replace(experiment, model=model))
+    state, found = train_step.init(), []
     for form, rows in (("single", 10), ("isolated", 6)):
         shape = BatchesConfig(form, length=48, batch_size=rows)
         (batch,) = evaluation_batches(dataset(10, longest=40), shape, "train")
         batch.pop("rows")
-        found.append(trainer.step(jax.tree.map(jax.numpy.copy, state), batch))
+        found.append(train_step.step(jax.tree.map(jax.numpy.copy, state), batch))
     (alone, of_alone), (packed, of_packed) = found
     for name in ("count", "correct", "tokens"):
         assert of_packed[name] == of_alone[name]
@@ -239,19 +239,19 @@ def as_numpy(state):
 
 
 def test_redraw_is_by_step_and_seed_and_leaves_the_parameters():
-    trainer = TrainStep(config())
-    first = trainer.init()
+    train_step = TrainStep(config())
+    first = train_step.init()
     parameters, features = as_numpy(first)
-    redrawn = trainer.redraw(first)
+    redrawn = train_step.redraw(first)
     parameters_after, features_after = as_numpy(redrawn)
     jax.tree.map(np.testing.assert_array_equal, parameters_after, parameters)
     assert jax.tree.leaves(features_after)
     for old, new in zip(jax.tree.leaves(features), jax.tree.leaves(features_after), strict=True):
         assert old.shape == new.shape
         assert not np.isclose(old, new).any()
-    again = as_numpy(trainer.redraw(trainer.init()))[1]
+    again = as_numpy(train_step.redraw(train_step.init()))[1]
     jax.tree.map(np.testing.assert_array_equal, again, features_after)
-    later = as_numpy(trainer.redraw({**redrawn, "step": redrawn["step"] + 1}))[1]
+    later = as_numpy(train_step.redraw({**redrawn, "step": redrawn["step"] + 1}))[1]
     assert not np.array_equal(jax.tree.leaves(later)[0], jax.tree.leaves(features_after)[0])
 
 

@@ -96,11 +96,11 @@ def test_a_registered_mechanism_runs_forward_and_is_probed():
 
 @pytest.mark.parametrize("mesh", [one_device, make_mesh])
 def test_a_registered_mechanism_trains(mesh):
-    trainer = TrainStep(config(), mesh())
-    state = trainer.init()
+    train_step = TrainStep(config(), mesh())
+    state = train_step.init()
     before = np.asarray(nnx.to_pure_dict(state["model"])["blocks"]["value"]["kernel"])
     batch = {"tokens": np.asarray(some_tokens(8, LENGTH), np.uint8), "keys": np.zeros((8, 2), np.uint32)}
-    state, metrics = trainer.step(state, batch)
+    state, metrics = train_step.step(state, batch)
     assert np.isfinite(metrics["loss"])
     assert (np.asarray(nnx.to_pure_dict(state["model"])["blocks"]["value"]["kernel"]) != before).any()
 
