@@ -1,6 +1,5 @@
-"""Calibration: how often a model is right when it says how sure it is (Guo et al. 2017, section 2)."""
+"""Calibration: the probability of the model's first choice compared with its accuracy (Guo et al. 2017, section 2)."""
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,13 +10,10 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from proteinlm.evaluation.breakdowns import Cell
-from proteinlm.evaluation.metrics import ENDS, FEWEST, Sums, resampled
-from proteinlm.evaluation.sums import CONFIDENCE_BINS
+from proteinlm.evaluation.breakdowns import CONFIDENCE_BINS
+from proteinlm.evaluation.metrics import ENDS, FEW_TOKENS, FEWEST, Sums, resampled
+from proteinlm.evaluation.tables import GroupScore
 from proteinlm.output.figures import PAGE, line_heights, split_look, style, wrapped
-
-FEW_TOKENS = 100
-"""Bins with fewer are drawn hollow."""
 
 
 @dataclass(frozen=True)
@@ -27,33 +23,29 @@ class Calibration:
     Attributes:
         error: sum over bins of share of tokens times |accuracy - mean confidence|, 0 to 1; NaN without tokens.
         low: lower end of its 95 % interval by the bootstrap over sequences. Resampling adds noise, which this error
-            counts as miscalibration, so that the interval of a small split leans upwards.
-        high: its upper end.
-        cells: accuracy and its interval in each bin that has a token.
-        confidence: float64, mean confidence in each of them.
+            counts as miscalibration, so the interval of a small split is biased upwards.
+        high: upper end of the interval.
+        bins: accuracy and its interval in each bin that has a token.
+        confidence: float64, mean confidence in each of these bins.
     """
 
     error: float
     low: float
     high: float
-    cells: list[Cell]
+    bins: list[GroupScore]
     confidence: np.ndarray
 
 
-def bin_labels() -> list[tuple[str, float, float]]:
-    """Return the labels and the ends of the bins of confidence."""
-    ends = np.arange(CONFIDENCE_BINS + 1) / CONFIDENCE_BINS
-    return [(f"{a:.2f}-{b:.2f}", float(a), float(b)) for a, b in itertools.pairwise(ends)]
-
-
-def calibration(sums: Sums, confidence: np.ndarray, cells: list[Cell], *, num_resamples: int = 1000) -> Calibration:
+def calibration(
+    sums: Sums, confidence: np.ndarray, bins: list[GroupScore], *, num_resamples: int = 1000
+) -> Calibration:
     """Return the calibration of a split.
 
     Args:
         sums: of each sequence and bin of confidence, fields [N, C].
-        confidence: the probability of the first choice, summed likewise, float64 [N, C].
-        cells: the bins that have a token, as `breakdowns.token_cells` makes them of the same sums.
-        num_resamples: of the bootstrap.
+        confidence: sums of the probability of the first choice, float64 [N, C].
+        bins: scores of the bins that have a token, from `tables.score_token_groups` of the same sums.
+        num_resamples: number of resamples of the bootstrap.
     """
     correct, count = np.asarray(sums.correct), np.asarray(sums.count)
     values = np.concatenate([correct, confidence, count], axis=1)[(count > 0).any(axis=1)]
@@ -64,42 +56,43 @@ def calibration(sums: Sums, confidence: np.ndarray, cells: list[Cell], *, num_re
         drawn = resampled(values, num_resamples, seed=0).reshape(num_resamples, 3, -1)
         low, high = np.percentile(expected_error(drawn), ENDS)
     return Calibration(
-        float(expected_error(total)), float(low), float(high), cells, total[1, kept] / total[2, kept]
+        float(expected_error(total)), float(low), float(high), bins, total[1, kept] / total[2, kept]
     )  # fmt: skip
 
 
 def expected_error(sums: np.ndarray) -> np.ndarray:
-    """Return the expected calibration error of sums of correct, confidence and count by bin, [..., 3, C] to [...].
+    """Return the expected calibration error from sums of correct, confidence and count by bin, [..., 3, C] to [...].
 
-    Share of tokens times |accuracy - confidence| is |correct - confidence| over all tokens: empty bins divide nothing.
+    A bin's share of tokens times |accuracy - confidence| is |correct - confidence| divided by the number of all tokens,
+    so there is no division by the tokens of an empty bin.
     """
     all_tokens = sums[..., 2, :].sum(-1)
     gaps = np.abs(sums[..., 0, :] - sums[..., 1, :]).sum(-1)
     return np.where(all_tokens > 0, gaps / np.maximum(all_tokens, 1), np.nan)
 
 
-def plot_reliability(found: Mapping[str, Calibration], title: str) -> tuple[Any, Any]:
+def plot_reliability(calibrations: Mapping[str, Calibration], title: str) -> tuple[Any, Any]:
     """Draw a reliability diagram for each split, and below it the number of tokens in each bin.
 
     Args:
-        found: of each split.
-        title: which run, objective and tokens.
+        calibrations: one of each split.
+        title: title that names run, objective and tokens.
 
     Returns:
         (Figure, Axes [2, splits]).
     """
     with style():
-        across = min(PAGE, 0.4 + 3.4 * len(found))
+        across = min(PAGE, 0.4 + 3.4 * len(calibrations))
         title = wrapped(title, across - 0.2, 8)
-        figure = matplotlib.figure.Figure(figsize=(across, 4.6 + line_heights(title, 8) + 0.3 / len(found)))
-        axes = figure.subplots(2, len(found), squeeze=False, sharex=True, sharey="row", height_ratios=(3, 1))
-        for (upper, lower), (split, one) in zip(axes.T, found.items(), strict=True):
+        figure = matplotlib.figure.Figure(figsize=(across, 4.6 + line_heights(title, 8) + 0.3 / len(calibrations)))
+        axes = figure.subplots(2, len(calibrations), squeeze=False, sharex=True, sharey="row", height_ratios=(3, 1))
+        for (upper, lower), (split, one) in zip(axes.T, calibrations.items(), strict=True):
             colour, marker = split_look(split)
             _draw(upper, one, colour, marker)
             heading = f"{split}: calibration error {100 * one.error:.2f} %"
-            upper.set_title(wrapped(heading, across / len(found) - 0.6, 9))
+            upper.set_title(wrapped(heading, across / len(calibrations) - 0.6, 9))
             lower.bar(
-                [100 * cell.low for cell in one.cells], [cell.score.num_tokens for cell in one.cells],
+                [100 * row.group.low for row in one.bins], [row.score.num_tokens for row in one.bins],
                 width=100 / CONFIDENCE_BINS, align="edge", color=colour, edgecolor="white", linewidth=0.4,
             )  # fmt: skip
             lower.set_xlabel("Probability of the first choice (%)")
@@ -108,15 +101,15 @@ def plot_reliability(found: Mapping[str, Calibration], title: str) -> tuple[Any,
         axes[1, 0].set_ylim(bottom=0.5)
         axes[1, 0].set_ylabel("Tokens")
         axes[1, 0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-        # Below, where no whisker can cross it.
+        # Below the axes, where no whisker crosses it.
         figure.legend(handles=_legend(), loc="outside lower center", ncols=2 if across > 5 else 1)
         figure.suptitle(title, fontsize=8)
     return figure, axes
 
 
 def _draw(axis: Any, one: Calibration, colour: str, marker: str) -> None:
-    """Draw accuracy over confidence; bins of few tokens are hollow, and those of few sequences have no interval."""
-    scores = [cell.score for cell in one.cells]
+    """Draw accuracy over confidence; bins of few tokens have hollow markers, bins of few sequences no interval."""
+    scores = [row.score for row in one.bins]
     accuracy = np.array([100 * s.accuracy for s in scores])
     ends = 100 * np.array([(s.accuracy_low, s.accuracy_high) for s in scores]).reshape(-1, 2)
     whiskers = np.nan_to_num(np.maximum([accuracy - ends[:, 0], ends[:, 1] - accuracy], 0))
@@ -130,7 +123,7 @@ def _draw(axis: Any, one: Calibration, colour: str, marker: str) -> None:
 
 
 def _legend() -> list[Line2D]:
-    """Return what lines and points mean, in grey: each split has a colour and a marker of its own."""
+    """Return the entries of the legend, in grey since each split has another colour and marker."""
     point = {"color": "0.3", "marker": "o", "markersize": 3.5}
     return [
         Line2D([], [], color="0.5", linestyle="--", linewidth=0.9, label="perfectly calibrated"),

@@ -1,10 +1,10 @@
-"""Evaluation: full splits, remainder kept, one row a split, beside the empirical baseline and the uniform guess.
+"""Evaluation: accuracy and perplexity of trained models on whole splits, beside two baselines.
 
-Every number says its run, split, objective, which tokens count and how many. The baselines are scored on the very same
-tokens as the run beside them: its crop, and for a masked model the residues that its masks select.
+Every number states its run, split, objective, which tokens count and their number. The baselines (uniform guess and
+residue frequencies of train) are scored on the same tokens as the run: with its crop, and for a masked model on the
+residues that its masks select. The last batch is filled up, so that no sequence is left out.
 """
 
-import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -28,45 +28,49 @@ from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.dataset.statistics import EmpiricalBaseline
 from proteinlm.devices import processes, sharding
 from proteinlm.errors import InputError
-from proteinlm.evaluation.breakdowns import BREAKDOWNS, BY_TOKEN
-from proteinlm.evaluation.files import Details, check_form, facts_of
+from proteinlm.evaluation.breakdowns import BY_CONFIDENCE, Breakdown, TokenBreakdown, find_breakdowns
+from proteinlm.evaluation.files import ResultFiles, check_form, facts_of
 from proteinlm.evaluation.metrics import Score, Sums, score
 from proteinlm.evaluation.paper_table import Evaluated, write_table
-from proteinlm.evaluation.sums import SplitResult, as_sums, cells_of, sum_cells, sum_rows, token_values
+from proteinlm.evaluation.sums import SplitResult, split_result, sum_groups
 from proteinlm.inference.run import Run
-from proteinlm.models.objective import make_example, residue_weights, sum_tokens
+from proteinlm.models.objective import make_example, residue_weights, sum_tokens, token_sums, token_values
 from proteinlm.models.randomness import random_key
 from proteinlm.output.console import console, print_table
-from proteinlm.output.files import require_writable, whole_file
+from proteinlm.output.files import require_writable
+from proteinlm.output.saving import write_csv, write_json
 from proteinlm.runs.folder import read_run_files
 from proteinlm.runs.loading import Step, load_run
 
-SPLITS = ("test", "ood")
+HELD_OUT_SPLITS = ("test", "ood")
 
 
 @dataclass(frozen=True)
 class EvaluationStep:
-    """A compiled (model state, this process's rows) -> sums by row of all processes, on each; and its mesh."""
+    """A compiled function from the model's state and a batch to the sums of each row, and the mesh that it runs on.
+
+    Each process gives its own rows of the batch and gets the sums of the rows of all processes.
+    """
 
     mesh: Mesh
     compiled: Callable[[nnx.State, dict[str, jax.Array]], dict[str, Any]]
 
     def __call__(self, state: nnx.State, batch: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Return NumPy arrays, "rows" (the batch's own) among them."""
+        """Return NumPy arrays, as `sums.split_result` takes them."""
         placed = {**batch, "rows": batch["rows"].astype(np.int32)}
         return jax.device_get(self.compiled(state, sharding.place_batch(placed, self.mesh)))
 
 
 def make_evaluation_step(
-    config: Config, graph: nnx.GraphDef, mesh: Mesh | None = None, cells: Sequence[str] = ()
+    config: Config, graph: nnx.GraphDef, mesh: Mesh | None = None, breakdowns: Sequence[TokenBreakdown] = ()
 ) -> EvaluationStep:
-    """Return the step: no dropout, no redraw, masks from (seed, digest).
+    """Return the step: no dropout, no redraw of random features, masks from (seed, digest of the sequence).
 
     Args:
-        config: the run's.
-        graph: of its model.
-        mesh: where the model's state lies; None is one device.
-        cells: names of breakdowns by tokens (see cells.py) that are summed in the same pass.
+        config: config of the run.
+        graph: graph of its model.
+        mesh: mesh of the model's state; None is one device.
+        breakdowns: breakdowns by tokens, summed in the same pass.
     """
     mesh = mesh or sharding.one_device()
     layout = sharding.layout(mesh)
@@ -80,22 +84,19 @@ def make_evaluation_step(
         )
         logits = model(inputs, segments=segments, layout=layout)
         on_residues = residue_weights(targets, weights)
-        values = token_values(logits, targets)
-        confidence = values.pop("confidence")
         residue = jnp.arange(alphabet.FIRST_RESIDUE, alphabet.SIZE)
         is_residue = targets[:, :, None] == residue[None, None, :]
-        found = {
+        values = token_values(logits, targets)
+        return {
             "rows": batch["rows"],
-            "residues": sum_rows(values, on_residues, segments),
-            "all_tokens": sum_rows(values, weights, segments),
+            "residues": token_sums(logits, targets, on_residues, segments),
+            "all_tokens": token_sums(logits, targets, weights, segments),
             "residue_counts": sum_tokens(is_residue * on_residues[:, :, None], segments).astype(jnp.int32),
+            "groups": {
+                breakdown.name: sum_groups(breakdown, values, targets, on_residues, segments, config.batches.length)
+                for breakdown in breakdowns
+            },
         }
-        every = {**values, "confidence": confidence}
-        for name in cells:
-            summed = every if name == "confidence" else values
-            cell = cells_of(name, every, targets, segments, config.batches.length)
-            found[f"by {name}"] = sum_cells(summed, on_residues, cell, segments)
-        return found
 
     return EvaluationStep(mesh, jax.jit(step, out_shardings=sharding.replicated(mesh)))
 
@@ -113,12 +114,12 @@ def evaluate_split(
     """Run a model over a split.
 
     Args:
-        config: the run's config (its batches and its objective).
-        dataset: where the split is.
+        config: config of the run (its batches and its objective).
+        dataset: dataset of the split.
         split: "train", "valid", "test" or "ood"; an empty one gives a result of no rows.
         step: from `make_evaluation_step`.
         state: the model's whole nnx state, on the step's mesh.
-        limit: only so many examples, a fixed random sample (evaluation during training).
+        limit: number of examples, a fixed random sample of the split (evaluation during training); None is all.
         progress: called with the number of rows after each batch.
     """
     share, shares = sharding.row_share(step.mesh)
@@ -126,27 +127,20 @@ def evaluate_split(
     for batch in evaluation_batches(
         dataset, config.batches, split, limit=limit, process_index=share, process_count=shares
     ):
-        found = step(state, batch)
-        # Rows that fill the last batch, and isolated rows' room for more sequences than there are.
-        real = found["rows"] >= 0
-        parts.append(jax.tree.map(lambda x, real=real: x[real], found))
+        sums = step(state, batch)
+        # Not rows that fill up the last batch, and not unused segments of rows of several proteins.
+        is_used = sums["rows"] >= 0
+        parts.append(jax.tree.map(lambda x, is_used=is_used: x[is_used], sums))
         if progress:
-            progress(int(real.sum()))
-
+            progress(int(is_used.sum()))
     if not parts:
         nothing = Sums(np.zeros(0), np.zeros(0), np.zeros(0))
         return SplitResult(np.zeros(0, np.int64), nothing, nothing, np.zeros((0, alphabet.NUM_RESIDUES), np.int64))
-    whole = jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
-    by = {name.removeprefix("by "): found for name, found in whole.items() if name.startswith("by ")}
-    confidence = by["confidence"]["confidence"].astype(np.float64) if "confidence" in by else None
-    return SplitResult(
-        whole["rows"].astype(np.int64), as_sums(whole["residues"]), as_sums(whole["all_tokens"]),
-        whole["residue_counts"].astype(np.int64), {name: as_sums(found) for name, found in by.items()}, confidence,
-    )  # fmt: skip
+    return split_result(parts)
 
 
 def baseline_scores(result: SplitResult, baseline: EmpiricalBaseline, split: str, objective: str) -> list[Score]:
-    """Score the uniform guess and the empirical baseline on the residues that a model was scored on."""
+    """Return the scores of the uniform guess and the empirical baseline on the residues that a model was scored on."""
     counts = result.residue_counts
     number = counts.sum(axis=1).astype(np.float64)
     uniform = Sums(number * math.log(alphabet.NUM_RESIDUES), number / alphabet.NUM_RESIDUES, number)
@@ -159,27 +153,33 @@ def baseline_scores(result: SplitResult, baseline: EmpiricalBaseline, split: str
     ]
 
 
-def evaluate(run: Run, dataset: ProteinDataset, splits: Sequence[str] = SPLITS) -> list[Score]:
-    """Score a trained model on whole splits; arguments as for `evaluate_splits`, of which this is the scores."""
+def evaluate(run: Run, dataset: ProteinDataset, splits: Sequence[str] = HELD_OUT_SPLITS) -> list[Score]:
+    """Return the scores of a trained model on whole splits; arguments as for `evaluate_splits`."""
     return scores_of(run, dataset, evaluate_splits(run, dataset, splits))
 
 
 def evaluate_splits(
-    run: Run, dataset: ProteinDataset, splits: Sequence[str] = SPLITS, cells: Sequence[str] = ()
+    run: Run,
+    dataset: ProteinDataset,
+    splits: Sequence[str] = HELD_OUT_SPLITS,
+    breakdowns: Sequence[TokenBreakdown] = (),
 ) -> dict[str, SplitResult]:
     """Run a trained model over whole splits, once each.
 
     Args:
         run: from `load_run`.
-        dataset: usually the run's own; another one is allowed, the baseline is then fitted on its train split.
-        splits: names among train, valid, test, ood; an empty split has no result, and a line says so.
-        cells: as for `make_evaluation_step`.
+        dataset: usually that of the run. Another one is allowed; the baseline is then fitted on its train split.
+        splits: names among train, valid, test, ood. An empty split has no result, and a line is printed.
+        breakdowns: as for `make_evaluation_step`.
+
+    Raises:
+        InputError: there is no split of a name.
     """
     for split in splits:
         if split not in dataset.counts:
             raise InputError(f"there is no split {split!r}; there are {', '.join(dataset.counts)}.")
     graph, state = nnx.split(run.model)
-    step = make_evaluation_step(run.config, graph, run.mesh, cells)
+    step = make_evaluation_step(run.config, graph, run.mesh, breakdowns)
     results = {}
     for split in dict.fromkeys(splits):
         if not dataset.counts[split]:
@@ -201,7 +201,7 @@ def evaluate_splits(
 
 
 def scores_of(run: Run, dataset: ProteinDataset, results: Mapping[str, SplitResult]) -> list[Score]:
-    """Return for each split: uniform guess, empirical baseline, the model on residues; if causal, also with eos."""
+    """Return four scores a split: uniform guess, empirical baseline, model on residues, and, if causal, with eos."""
     baseline = EmpiricalBaseline.fit(dataset.residue_counts("train"))
     objective = run.config.objective.kind
     scores = []
@@ -218,8 +218,8 @@ def scores_table(scores: Mapping[str, Sequence[Score]], title: str) -> Table:
     """Return the scores as a table for the terminal.
 
     Args:
-        scores: by run, as "name (single, first 1024 tokens)".
-        title: of the table.
+        scores: scores by run, such as "causal (first 1024 tokens)".
+        title: title of the table.
     """
     table = Table(title=title, title_justify="left")
     headings = ("accuracy %", "95 % interval", "perplexity", "95 % interval", "bits/token", "tokens", "rows")
@@ -240,14 +240,13 @@ def scores_table(scores: Mapping[str, Sequence[Score]], title: str) -> Table:
 
 
 def write_scores(scores: Sequence[Score], folder: Path, about: dict[str, str | int]) -> None:
-    """Write evaluation.csv (one row a score) and evaluation.json, both with `about`: run, step, dataset, rows."""
+    """Write evaluation.csv (one row a score) and evaluation.json, with `about` (run, step, dataset, rows) in both."""
     rows = [asdict(s) for s in scores]
     columns = [*about, *(field.name for field in fields(Score))]
-    with whole_file(folder / "evaluation.csv") as handle:
-        pd.DataFrame([{**about, **row} for row in rows], columns=pd.Index(columns)).to_csv(handle, index=False)
-    with whole_file(folder / "evaluation.json") as handle:
-        clean = [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in r.items()} for r in rows]
-        handle.write(json.dumps({**about, "scores": clean}, indent=2) + "\n")
+    frame = pd.DataFrame([{**about, **row} for row in rows], columns=pd.Index(columns))
+    write_csv(folder / "evaluation.csv", frame)
+    clean = [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in r.items()} for r in rows]
+    write_json(folder / "evaluation.json", {**about, "scores": clean})
 
 
 def evaluate_command(
@@ -262,73 +261,74 @@ def evaluate_command(
     paper: bool = False,
     output: Path | None = None,
 ) -> None:
-    """Score each run, write what was found into its folder, and print one table of all.
+    """Score each run, write the results into its folder, and print one table of all runs.
 
     Args:
         runs: folders of runs.
         splits: names of splits.
-        dataset: instead of the one that each run was trained on.
+        dataset: folder of a dataset; None is the one that each run was trained on.
         step: checkpoint, as for `load_run`.
-        by: breakdowns of the scores: names of breakdowns.BREAKDOWNS.
-        calibrate: whether to hold the model's confidence against its accuracy.
-        table: whether to write the paper's Table 2 over the runs.
-        paper: whether that has the paper's numbers too.
-        output: its folder; by default the run's, or that which holds all runs.
+        by: breakdowns of the scores: names in `breakdowns.BREAKDOWNS`.
+        calibrate: whether to compare the model's confidence with its accuracy.
+        table: whether to write Table 2 of the Performer paper over the runs.
+        paper: whether that table has the paper's numbers too.
+        output: folder of that table; None is the run's folder, or the folder that holds all runs.
+
+    Raises:
+        InputError: an option does not fit, a run or a dataset cannot be read, or a folder cannot be written.
     """
     if not runs:
         raise InputError("name at least one run: proteinlm evaluate RUN...")
     if (paper or output) and not table:
-        raise InputError("--paper and --output are of the table over the runs: add --table.")
-    unknown = [name for name in by if name not in BREAKDOWNS]
-    if unknown:
-        raise InputError(f"there is no breakdown by {unknown[0]!r}; there are {', '.join(BREAKDOWNS)}.")
+        raise InputError("--paper and --output change the table over the runs: add --table.")
+    breakdowns = find_breakdowns(by)
     labels = _labels(runs)
     common = Path(os.path.commonpath([folder.resolve() for folder in runs]))
     tables = output or (runs[0] if len(runs) == 1 else common)
     for folder in runs:
-        # All of them before the first is scored.
+        # All runs are checked before the first one is scored.
         config, origin = read_run_files(folder)
         data = ProteinDataset.open(dataset or origin["dataset"])
-        check_form(str(folder), config.batches.form, by)
+        check_form(str(folder), config.batches.form, breakdowns)
         processes.agree(
             config, data.fingerprint,
             runs=labels, splits=list(splits), step=step, by=list(by), calibration=calibrate, table=table,
         )  # fmt: skip
-    # Before the models run, not after hours of it.
+    # Before the models run, which may take hours.
     processes.first_alone(lambda: _check_writable(*runs, *((tables,) if table else ())))
-    found, unwritten = [], None
+    evaluated, write_error = [], None
     for folder, label in zip(runs, labels, strict=True):
-        one, write = _evaluate_run(folder, label, splits, dataset, step, by, calibrate)
-        found.append(one)
+        one, write = _evaluate_run(folder, label, splits, dataset, step, breakdowns, calibrate)
+        evaluated.append(one)
         try:
             processes.first_alone(write)
         except (InputError, OSError) as error:
-            # What the model said is shown first.
-            unwritten = unwritten or error
+            # Raised after the scores of all runs were printed.
+            write_error = write_error or error
     if processes.is_first():
-        _print_scores(found)
-    if unwritten:
-        raise unwritten
+        _print_scores(evaluated)
+    if write_error:
+        raise write_error
     if table and processes.is_first():
-        print_table(write_table(found, tables, paper=paper))
+        print_table(write_table(evaluated, tables, paper=paper))
         print(f"table.csv, table.tex and table.md are in {tables}")
 
 
-def _print_scores(found: Sequence[Evaluated]) -> None:
+def _print_scores(evaluated: Sequence[Evaluated]) -> None:
     title = "Accuracy and perplexity per split; a row is a sequence or a window; intervals by bootstrap over rows"
-    print_table(scores_table({f"{one.label} ({one.about['rows']})": one.scores for one in found}, title))
+    print_table(scores_table({f"{one.label} ({one.about['rows']})": one.scores for one in evaluated}, title))
 
 
 def _check_writable(*folders: Path) -> None:
     for folder in folders:
-        require_writable(folder, "and the scores belong there: nothing was evaluated.")
+        require_writable(folder, "and the scores are written there: nothing was evaluated.")
 
 
 def _labels(runs: Sequence[Path]) -> list[str]:
-    """Return the folders' names, with as much of their paths as tells them apart."""
+    """Return the names of the folders; where several have the same name, their paths from the common folder."""
     paths = [folder.resolve() for folder in runs]
     if len(set(paths)) < len(paths):
-        raise InputError("a run is named twice: name each once.")
+        raise InputError("a run is named twice: name each run once.")
     names = [path.name for path in paths]
     return [
         path.name if names.count(path.name) == 1 else str(path.relative_to(os.path.commonpath(paths))) for path in paths
@@ -341,19 +341,19 @@ def _evaluate_run(
     splits: Sequence[str],
     dataset: Path | None,
     step: Step,
-    by: Sequence[str],
+    breakdowns: Sequence[Breakdown],
     calibrate: bool,
 ) -> tuple[Evaluated, Callable[[], None]]:
-    """Score one run; return what was found, and what writes its files. See `evaluate_command`."""
+    """Score one run; return its scores and a function that writes its files. Arguments as for `evaluate_command`."""
     run = load_run(folder, step, mesh_of=sharding.evaluation_mesh)
     if step == "best" and processes.is_first():
         console.print(f"{run.name}: best on valid is step {run.step}", highlight=False, markup=False)
     data = ProteinDataset.open(dataset or run.dataset)
     batches = run.config.batches
-    # Before the model runs, not after hours of it.
-    facts = facts_of(data, splits, batches.form, by)
-    cells = (*(name for name in by if name in BY_TOKEN), *(("confidence",) if calibrate else ()))
-    results = evaluate_splits(run, data, splits, cells)
+    # Before the model runs, which may take hours.
+    facts = facts_of(data, splits, batches.form, breakdowns)
+    by_tokens = [breakdown for breakdown in breakdowns if isinstance(breakdown, TokenBreakdown)]
+    results = evaluate_splits(run, data, splits, [*by_tokens, *([BY_CONFIDENCE] if calibrate else [])])
     scores = scores_of(run, data, results)
     rows = f"windows of {batches.length} tokens" if batches.form == "concat" else f"first {batches.length} tokens"
     about = {
@@ -362,8 +362,8 @@ def _evaluate_run(
 
     def write() -> None:
         write_scores(scores, folder, about)
-        details = Details(folder, about, run.config.objective.kind, batches.length, results, facts)
-        paths = details.write(by, calibrate)
+        files = ResultFiles(folder, about, run.config.objective.kind, batches.length, results, facts)
+        paths = files.write(breakdowns, calibrate)
         names = ", ".join(path.name for path in paths)
         console.print(f"{folder} has {names or 'the scores'}", soft_wrap=True, highlight=False, markup=False)
 

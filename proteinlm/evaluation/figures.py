@@ -1,4 +1,4 @@
-"""Figures of breakdowns: accuracy, perplexity and number of tokens over the cells, a colour and a marker a split."""
+"""Figures of breakdowns: accuracy, perplexity and number of tokens of each group, with one colour a split."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,73 +7,44 @@ import matplotlib.figure
 import numpy as np
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from proteinlm import alphabet
-from proteinlm.evaluation.breakdowns import Cell
-from proteinlm.evaluation.metrics import FEWEST
+from proteinlm.evaluation.breakdowns import Breakdown, Group
+from proteinlm.evaluation.metrics import FEW_TOKENS, FEWEST
 from proteinlm.output.figures import PAGE, split_look, style, wrapped
 
-_LABELS = {
-    "residue": "Residue",
-    "position": "Position (residues from the beginning of the sequence or window)",
-    "length": "Length of the sequence (residues; ranges without a sequence left out)",
-    "identity": "Identity to the nearest sequence of train",
-    "family": "Pfam families of the protein",
-}
 _PANELS = ("Accuracy (%)", "Perplexity", "Tokens")
-FAMILIES_DRAWN = 30
-FEW_TOKENS = 100
-"""Cells with fewer set no limits of the axis of perplexity: one of a rare letter would flatten all others."""
 
 
-def arrays(cells: Sequence[Cell]) -> dict[str, np.ndarray]:
-    """Return what is drawn, an entry a cell: split, cell, low, high, accuracy and perplexity with intervals, tokens,
-    sequences.
-    """
-    names = ("accuracy", "accuracy_low", "accuracy_high", "perplexity", "perplexity_low", "perplexity_high")
-    return {
-        "split": np.array([c.score.split for c in cells], str),
-        "cell": np.array([c.cell for c in cells], str),
-        "low": np.array([c.low for c in cells], float),
-        "high": np.array([c.high for c in cells], float),
-        **{name: np.array([getattr(c.score, name) for c in cells], float) for name in names},
-        "tokens": np.array([c.score.num_tokens for c in cells], np.int64),
-        "sequences": np.array([c.score.num_sequences for c in cells], np.int64),
-    }
-
-
-def drawn_cells(by: str, drawn: Mapping[str, np.ndarray]) -> list[str]:
-    """Return the cells of any split in the order of the axis; of families, those with most tokens.
+def drawn_labels(breakdown: Breakdown, arrays: Mapping[str, np.ndarray]) -> list[str]:
+    """Return the labels of the groups of all splits in the order of the axis.
 
     Args:
-        by: name of the breakdown.
-        drawn: from `arrays`.
+        breakdown: the breakdown; `most_drawn` limits the number of groups, `order` is their order.
+        arrays: from `tables.group_arrays`.
     """
-    first = {name: place for place, name in reversed(list(enumerate(drawn["cell"].tolist())))}
-    if by == "residue":
-        return sorted(first, key=alphabet.RESIDUES.index)
-    if by == "family":
-        tokens = {name: int(drawn["tokens"][drawn["cell"] == name].sum()) for name in first}
-        return sorted(first, key=lambda name: (-tokens[name], name))[:FAMILIES_DRAWN]
-    # What is no range (no alignment) stands first.
-    return sorted(first, key=lambda name: float(np.nan_to_num(drawn["low"][first[name]], nan=-1.0)))
+    rows = {label: row for row, label in reversed(list(enumerate(arrays["cell"].tolist())))}
+    if breakdown.most_drawn is not None:
+        tokens = {label: int(arrays["tokens"][arrays["cell"] == label].sum()) for label in rows}
+        return sorted(rows, key=lambda label: (-tokens[label], label))[: breakdown.most_drawn]
+    groups = [Group(label, float(arrays["low"][row]), float(arrays["high"][row])) for label, row in rows.items()]
+    return [group.label for group in sorted(groups, key=breakdown.order)]
 
 
-def plot_breakdown(by: str, drawn: Mapping[str, np.ndarray], title: str) -> tuple[Any, Any]:
-    """Draw a breakdown; whiskers are 95 % intervals, and a cell of few sequences has none.
+def plot_breakdown(breakdown: Breakdown, arrays: Mapping[str, np.ndarray], title: str) -> tuple[Any, Any]:
+    """Draw a breakdown. Whiskers are 95 % intervals; groups of few sequences have none.
 
-    The axis of perplexity shows the cells of FEW_TOKENS or more; what lies above is marked at the edge by its number.
+    The axis of perplexity fits the groups with FEW_TOKENS or more. A value outside it is written at the edge.
 
     Args:
-        by: name of the breakdown.
-        drawn: from `arrays`.
-        title: which run, objective and tokens.
+        breakdown: the breakdown.
+        arrays: from `tables.group_arrays`.
+        title: title that names run, objective and tokens.
 
     Returns:
         (Figure, Axes [3]).
     """
-    labels = drawn_cells(by, drawn)
-    turned = by != "residue" and len(labels) > 9
-    splits = list(dict.fromkeys(drawn["split"].tolist()))
+    labels = drawn_labels(breakdown, arrays)
+    turned = len(labels) > 9 and max(map(len, labels)) > 1
+    splits = list(dict.fromkeys(arrays["split"].tolist()))
     with style():
         figure = matplotlib.figure.Figure(figsize=(PAGE, 5.4 if turned else 4.4))
         axes = figure.subplots(3, 1, sharex=True, height_ratios=(2, 2, 1))
@@ -81,49 +52,49 @@ def plot_breakdown(by: str, drawn: Mapping[str, np.ndarray], title: str) -> tupl
             shift = 0.22 * (number - (len(splits) - 1) / 2)
             colour, marker = split_look(split)
             look = {"color": colour, "marker": marker, "markersize": 3.2, "linestyle": "none"}
-            chosen = [np.flatnonzero((drawn["split"] == split) & (drawn["cell"] == name)) for name in labels]
-            places = np.array([x + shift for x, found in enumerate(chosen) if len(found)])
-            rows = np.array([found[0] for found in chosen if len(found)], int)
+            matches = [np.flatnonzero((arrays["split"] == split) & (arrays["cell"] == name)) for name in labels]
+            xs = np.array([x + shift for x, match in enumerate(matches) if len(match)])
+            rows = np.array([match[0] for match in matches if len(match)], int)
             for axis, name, scale in ((axes[0], "accuracy", 100), (axes[1], "perplexity", 1)):
-                value, low, high = (scale * drawn[f"{name}{end}"][rows] for end in ("", "_low", "_high"))
+                value, low, high = (scale * arrays[f"{name}{end}"][rows] for end in ("", "_low", "_high"))
                 value = np.where(np.isfinite(value), value, np.nan)
-                # Ends that are NaN draw no whisker; percentiles of a skewed cell may lie on one side of its value.
+                # NaN draws no whisker; both percentiles of a skewed group may lie on one side of its value.
                 whiskers = np.nan_to_num(np.maximum([value - low, high - value], 0), posinf=0)
-                axis.errorbar(places, value, yerr=whiskers, elinewidth=0.8, capsize=1.5, label=split, **look)
-            axes[2].plot(places, drawn["tokens"][rows], **look)
+                axis.errorbar(xs, value, yerr=whiskers, elinewidth=0.8, capsize=1.5, label=split, **look)
+            axes[2].plot(xs, arrays["tokens"][rows], **look)
         for axis, label in zip(axes, _PANELS, strict=True):
             axis.set_ylabel(label)
             axis.grid(axis="y", color="0.9", linewidth=0.6)
             axis.set_axisbelow(True)
-        # A little below 0, so that points at 0 are whole.
+        # A little below 0, so that markers at 0 are not cut.
         axes[0].set_ylim(bottom=-0.04 * axes[0].get_ylim()[1])
-        _limit_perplexity(axes[1], drawn)
-        _mark_beyond(axes[1], drawn, labels, splits)
+        _limit_perplexity(axes[1], arrays)
+        _mark_beyond(axes[1], arrays, labels, splits)
         _log(axes[2])
         axes[2].set_xticks(range(len(labels)), [_shown(name) for name in labels], rotation=90 if turned else 0)
         axes[2].set_xlim(-0.7, len(labels) - 0.3)
-        number = len(set(drawn["cell"].tolist()))
+        number = len(set(arrays["cell"].tolist()))
         rest = f" (the {len(labels)} of {number:,} with most tokens)" if number > len(labels) else ""
         note = f"\nWhiskers: 95 % interval over sequences; none where they are fewer than {FEWEST}"
-        axes[2].set_xlabel(_LABELS[by] + rest + note)
+        axes[2].set_xlabel(breakdown.axis_label + rest + note)
         axes[0].legend(loc="upper left", bbox_to_anchor=(1, 1), title="split")
         figure.suptitle(wrapped(title, PAGE - 0.2, 8), fontsize=8)
     return figure, axes
 
 
 def _shown(name: str) -> str:
-    """Shorten the names of many families; ranges with a dash as in print."""
+    """Return the label on the axis: several families shortened, ranges with an en dash."""
     if name.startswith("PF"):
         parts = name.split("+")
         return name if len(parts) <= 2 else f"{parts[0]}+{len(parts) - 1} more"
     return name.replace("-", "–")
 
 
-def _limit_perplexity(axis: Any, drawn: Mapping[str, np.ndarray]) -> None:
-    """Fit the axis to the cells of FEW_TOKENS and more with their whiskers; to all cells where none has as many."""
-    many = drawn["tokens"] >= FEW_TOKENS
+def _limit_perplexity(axis: Any, arrays: Mapping[str, np.ndarray]) -> None:
+    """Fit the axis to the groups with FEW_TOKENS or more and their whiskers; to all groups where none has as many."""
+    many = arrays["tokens"] >= FEW_TOKENS
     many = many if many.any() else np.ones_like(many)
-    values = np.concatenate([drawn[name][many] for name in ("perplexity", "perplexity_low", "perplexity_high")])
+    values = np.concatenate([arrays[name][many] for name in ("perplexity", "perplexity_low", "perplexity_high")])
     values = values[np.isfinite(values) & (values > 0)]
     if not len(values):
         return
@@ -137,27 +108,27 @@ def _limit_perplexity(axis: Any, drawn: Mapping[str, np.ndarray]) -> None:
         axis.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
 
 
-def _mark_beyond(axis: Any, drawn: Mapping[str, np.ndarray], labels: Sequence[str], splits: Sequence[str]) -> None:
-    """Mark cells above or below the axis by an arrow at its edge and their number, split below split."""
+def _mark_beyond(axis: Any, arrays: Mapping[str, np.ndarray], labels: Sequence[str], splits: Sequence[str]) -> None:
+    """Mark groups above or below the axis by an arrow at its edge and their value, split below split."""
     low, high = axis.get_ylim()
     for number, split in enumerate(splits):
         colour, _ = split_look(split)
         for x, name in enumerate(labels):
-            value = drawn["perplexity"][(drawn["split"] == split) & (drawn["cell"] == name)]
+            value = arrays["perplexity"][(arrays["split"] == split) & (arrays["cell"] == name)]
             if not len(value) or np.isnan(value[0]) or low <= value[0] <= high:
                 continue
             above = value[0] > high
-            places = {"color": colour, "transform": axis.get_xaxis_transform(), "clip_on": False}
+            look = {"color": colour, "transform": axis.get_xaxis_transform(), "clip_on": False}
             shift = 0.22 * (number - (len(splits) - 1) / 2)
-            axis.plot([x + shift], [1.0 if above else 0.0], "^" if above else "v", markersize=4, **places)
+            axis.plot([x + shift], [1.0 if above else 0.0], "^" if above else "v", markersize=4, **look)
             y = (0.94 - 0.13 * number) if above else (0.06 + 0.13 * number)
             axis.text(
-                x, y, _number(value[0]), fontsize=5.5, ha="center", va="top" if above else "bottom", **places
+                x, y, _number(value[0]), fontsize=5.5, ha="center", va="top" if above else "bottom", **look
             )  # fmt: skip
 
 
 def _number(value: float) -> str:
-    """Write a number in few letters: 12.3, 1,230, 1e10, ∞."""
+    """Return a number in few characters: 12.3, 1,230, 1e10, ∞."""
     if not np.isfinite(value):
         return "∞"
     if value < 100:
@@ -169,7 +140,7 @@ def _number(value: float) -> str:
 
 
 def _log(axis: Any, limits: tuple[float, float] | None = None) -> None:
-    """Make the axis logarithmic, with room around its points and two to four numbers that are written out."""
+    """Make the axis logarithmic, with room around its points and two to four labelled ticks."""
     axis.set_yscale("log")
     axis.margins(y=0.12)
     axis.set_ylim(limits or axis.get_ylim())

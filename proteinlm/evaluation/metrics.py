@@ -1,6 +1,6 @@
-"""Sums and counts to accuracy, perplexity and bits per residue, each with its definition beside it.
+"""Metrics: accuracy, perplexity and bits per residue from sums and counts, and their bootstrap intervals.
 
-A model's step returns sums; they are added up in float64 and divided once, here.
+A compiled step returns sums. They are added up in float64 and divided once, here.
 """
 
 import math
@@ -9,23 +9,24 @@ from typing import Any
 
 import numpy as np
 
-# Random numbers drawn at a time by the bootstrap: about 100 MB of memory, whatever the number of sequences
-# below.
+# Random numbers that the bootstrap draws at a time: about 100 MB of memory for any smaller number of sequences.
 _DRAWS = 4_000_000
 ENDS = (2.5, 97.5)
-"""Percentiles of the resamples that are the ends of a 95 % interval."""
+"""Percentiles of the resamples: the ends of a 95 % interval."""
 FEWEST = 5
-"""Sequences that an interval needs: a bootstrap of fewer shows what is least certain as the most."""
+"""Number of sequences that an interval needs. A bootstrap of fewer gives intervals that are far too narrow."""
+FEW_TOKENS = 100
+"""Groups with fewer tokens have less weight in figures: hollow markers, and no influence on the limits of an axis."""
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over tokens: of all of them (each field a float), or of each sequence (each field [n]).
+    """Sums over tokens: of all tokens (each field a float), or of each sequence (each field [n]).
 
     Attributes:
         nll: negative log likelihood, in nats.
-        correct: tokens that were the model's first choice.
-        count: tokens.
+        correct: number of tokens that were the model's first choice.
+        count: number of tokens.
     """
 
     nll: Any = 0.0
@@ -64,22 +65,22 @@ class Sums:
 
 @dataclass(frozen=True)
 class Score:
-    """One row of the table of results: numbers, and what they are numbers of.
+    """One row of the table of results.
 
     Attributes:
         split: train, valid, test or ood.
         objective: causal or masked.
-        model: which model or baseline.
+        model: name of the model or the baseline.
         tokens: which tokens count: "residues" or "residues+eos" (masked: the selected ones among them).
-        accuracy: share of tokens, 0 to 1.
+        accuracy: share of the tokens that were the first choice, 0 to 1.
         perplexity: exp of the mean negative log likelihood.
         bits_per_residue: the same mean in bits a token.
-        num_tokens: how many tokens count.
-        num_sequences: how many sequences (concat: windows) have such a token.
+        num_tokens: number of tokens that count.
+        num_sequences: number of sequences (concat: windows) that have such a token.
         accuracy_low: lower end of the 95 % interval of `bootstrap`; NaN for fewer than FEWEST sequences.
-        accuracy_high: its upper end; likewise the others.
-        perplexity_low: likewise.
-        perplexity_high: likewise.
+        accuracy_high: upper end of that interval.
+        perplexity_low: lower end of the interval of perplexity.
+        perplexity_high: upper end of the interval of perplexity.
     """
 
     split: str
@@ -122,15 +123,15 @@ def score(
     """Return a row of the table from the sums of each sequence.
 
     Args:
-        sums: of each sequence, fields [n]; those in which nothing counts are left out. If none is left every
-            figure is NaN and both numbers are 0.
+        sums: sums of each sequence, fields [n]. Sequences without a counted token are left out. If none remains,
+            both numbers are 0 and all others NaN.
         split: see `Score`.
         objective: see `Score`.
         model: see `Score`.
         tokens: see `Score`.
-        num_resamples: of the bootstrap.
-        seed: of the bootstrap.
-        intervals: where the bootstrap was made before, as by `bootstrap_cells`.
+        num_resamples: number of resamples of the bootstrap.
+        seed: seed of the bootstrap.
+        intervals: intervals that were computed before, as by `bootstrap_groups`; None computes them here.
     """
     total = sums.total()
     intervals = intervals or bootstrap(sums, num_resamples=num_resamples, seed=seed)
@@ -154,30 +155,30 @@ def score(
 def bootstrap(sums: Sums, *, num_resamples: int = 1000, seed: int = 0) -> Intervals:
     """Return 95 % percentile intervals by the bootstrap over sequences (Efron and Tibshirani 1993, ch. 13).
 
-    Tokens of one sequence hang together, so whole sequences are drawn: n of n with replacement, which gives
-    multinomial counts. (Poisson weights would save knowing n; they are right when n is large, but in a small
-    split the number of sequences would vary and might be 0.) Sums are weighted by the counts and divided once
+    Tokens of one sequence are not independent, so whole sequences are drawn: n of n with replacement, which gives
+    multinomial counts. (Poisson weights would not need n. They are a good approximation for large n, but in a small
+    split the number of sequences would vary and could be 0.) Sums are weighted by the counts and divided once
     a resample. Time is O(num_resamples n); memory O(n), and about 100 MB for the draws.
 
     Args:
-        sums: of each sequence, fields [n]; those in which nothing counts are left out.
-        num_resamples: how many times n sequences are drawn.
-        seed: of the draws.
+        sums: sums of each sequence, fields [n]. Sequences without a counted token are left out.
+        num_resamples: number of times that n sequences are drawn.
+        seed: seed of the draws.
     """
     values = _by_sequence(sums)
     return _ends(resampled(values, num_resamples, seed)) if len(values) >= FEWEST else NO_INTERVALS
 
 
-def bootstrap_cells(sums: Sums, *, num_resamples: int = 1000, seed: int = 0) -> list[Intervals]:
-    """Return the intervals of each cell of a breakdown by tokens, where a sequence has tokens in many cells.
+def bootstrap_groups(sums: Sums, *, num_resamples: int = 1000, seed: int = 0) -> list[Intervals]:
+    """Return the intervals of each group of a breakdown by tokens, where a sequence has tokens in many groups.
 
-    The same draws of whole sequences serve all cells, as one evaluation has all of them. A resample that misses every
-    sequence of a rare cell says nothing of it and is left out there. With one cell this is `bootstrap`.
+    All groups share the same draws of whole sequences. Resamples without a token of a rare group are left out of that
+    group's interval. With one group this is `bootstrap`.
 
     Args:
-        sums: of each sequence and cell, fields [n, C]; sequences in which nothing counts are left out.
+        sums: sums of each sequence and group, fields [n, C]. Sequences without a counted token are left out.
         num_resamples: as for `bootstrap`.
-        seed: likewise.
+        seed: as for `bootstrap`.
     """
     values = np.stack([np.asarray(x, np.float64) for x in (sums.nll, sums.correct, sums.count)], axis=2)
     values = values[(values[:, :, 2] > 0).any(axis=1)]
@@ -186,8 +187,8 @@ def bootstrap_cells(sums: Sums, *, num_resamples: int = 1000, seed: int = 0) -> 
         return [NO_INTERVALS] * len(sequences)
     drawn = resampled(values.reshape(len(values), -1), num_resamples, seed).reshape(num_resamples, *values.shape[1:])
     return [
-        _ends(drawn[drawn[:, cell, 2] > 0, cell]) if number >= FEWEST else NO_INTERVALS
-        for cell, number in enumerate(sequences)
+        _ends(drawn[drawn[:, group, 2] > 0, group]) if number >= FEWEST else NO_INTERVALS
+        for group, number in enumerate(sequences)
     ]
 
 
@@ -214,7 +215,7 @@ def _ends(drawn: np.ndarray) -> Intervals:
 
 
 def _by_sequence(sums: Sums) -> np.ndarray:
-    """Return float64 [n, 3] of the sequences in which something counts."""
+    """Return nll, correct and count of the sequences that have a counted token, float64 [n, 3]."""
     arrays = [np.asarray(x, np.float64) for x in (sums.nll, sums.correct, sums.count)]
     if arrays[0].ndim != 1 or any(x.shape != arrays[0].shape for x in arrays):
         shapes = [x.shape for x in arrays]

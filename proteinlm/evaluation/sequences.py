@@ -1,6 +1,6 @@
-"""What an evaluation found of each sequence, beside what the dataset knows of it; one row each, as Parquet."""
+"""Results of each sequence, one row each, beside the dataset's columns of it, as a Parquet file."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +15,27 @@ from proteinlm.output.files import whole_file
 
 SEQUENCES_FILE = "sequences.parquet"
 _IDENTITY_FILE = "identity.parquet"
-_KNOWN = ("accession", "digest", "length", "families")
+_COLUMNS = ("accession", "digest", "length", "families")
 
 
-def sequence_facts(dataset: ProteinDataset, split: str) -> pa.Table:
-    """Return what a dataset knows of a split's sequences, in its order: accession, digest, length, families, identity.
+def sequence_facts(dataset: ProteinDataset, split: str, columns: Sequence[str] = ()) -> pa.Table:
+    """Return a dataset's columns of the sequences of a split, in the split's order.
 
-    `identity`, a fraction (float32), is that to the nearest sequence of train, null where no alignment counts; the
-    column is there if the dataset was split by identity, and not for train.
+    They are accession, digest, length, families and identity. `identity` is a fraction (float32): that to the nearest
+    sequence of train, null where there is no alignment. It is there if the dataset was split by identity, and not for
+    train.
+
+    Args:
+        dataset: the dataset.
+        split: name of the split.
+        columns: further columns of the manifest, such as taxon; others are ignored.
+
+    Raises:
+        InputError: files of the dataset do not fit each other.
     """
+    chosen = dict.fromkeys((*_COLUMNS, *(name for name in columns if name in MANIFEST_SCHEMA.names)))
     facts = pq.read_table(
-        dataset.path / MANIFEST, schema=MANIFEST_SCHEMA, columns=list(_KNOWN), filters=[("split", "=", split)]
+        dataset.path / MANIFEST, schema=MANIFEST_SCHEMA, columns=list(chosen), filters=[("split", "=", split)]
     )
     if len(facts) != dataset.counts[split]:
         raise InputError(
@@ -34,15 +44,17 @@ def sequence_facts(dataset: ProteinDataset, split: str) -> pa.Table:
         )
     if split == "train" or not (dataset.path / _IDENTITY_FILE).is_file():
         return facts
-    found = pq.read_table(dataset.path / _IDENTITY_FILE, columns=["digest", "after"], filters=[("split", "=", split)])
-    index_in = pc.index_in  # pyright: ignore[reportAttributeAccessIssue] (made when the module is imported)
-    place = index_in(facts["digest"].combine_chunks(), found["digest"].combine_chunks())
-    if place.null_count:
+    identities = pq.read_table(
+        dataset.path / _IDENTITY_FILE, columns=["digest", "after"], filters=[("split", "=", split)]
+    )
+    index_in = pc.index_in  # pyright: ignore[reportAttributeAccessIssue] (pyarrow defines it when it is imported)
+    rows = index_in(facts["digest"].combine_chunks(), identities["digest"].combine_chunks())
+    if rows.null_count:
         raise InputError(
-            f"{dataset.path} is damaged: {_IDENTITY_FILE} lacks {place.null_count} of its {len(facts)} sequences of "
+            f"{dataset.path} is damaged: {_IDENTITY_FILE} lacks {rows.null_count} of its {len(facts)} sequences of "
             f"{split}; ingest it again."
         )
-    return facts.append_column("identity", found["after"].combine_chunks().take(place))
+    return facts.append_column("identity", identities["after"].combine_chunks().take(rows))
 
 
 def write_sequences(
@@ -51,13 +63,13 @@ def write_sequences(
     facts: Mapping[str, pa.Table],
     about: Mapping[str, object],
 ) -> None:
-    """Write one row a sequence: split, row in it, what `sequence_facts` gives, nll (nats), correct and count.
+    """Write one row a sequence: split, row in the split, columns of `sequence_facts`, nll (nats), correct and count.
 
     Args:
-        path: of the file.
-        results: of each split, the sequences' numbers in it, int [N], and their sums over residues, fields [N].
-        facts: of each split.
-        about: of the run; kept as the file's metadata, with what the sums are of.
+        path: path of the file.
+        results: by split: rows of the sequences in the split, int [N], and their sums over residues, fields [N].
+        facts: by split: from `sequence_facts`.
+        about: the run and the definition of the sums, kept as the file's metadata.
     """
     parts = []
     for split, (rows, sums) in results.items():
@@ -74,6 +86,6 @@ def write_sequences(
     if not parts:
         return
     table = pa.concat_tables(parts, promote_options="default")
-    kept = {str(k): str(v) for k, v in about.items()}
+    metadata = {str(k): str(v) for k, v in about.items()}
     with whole_file(path, "wb") as handle:
-        pq.write_table(table.replace_schema_metadata(kept), handle)
+        pq.write_table(table.replace_schema_metadata(metadata), handle)

@@ -33,6 +33,20 @@ class Example(NamedTuple):
     weights: Array
 
 
+class TokenValues(NamedTuple):
+    """Values of each token, float32 [B, L].
+
+    Attributes:
+        nll: negative log likelihood of the target, in nats.
+        correct: 1 where the target has the largest logit, else 0.
+        confidence: probability of the token that has the largest logit.
+    """
+
+    nll: Array
+    correct: Array
+    confidence: Array
+
+
 class TokenSums(NamedTuple):
     """Sums over the tokens of each row, float32 [B], or of each segment, [B, S].
 
@@ -149,18 +163,29 @@ def residue_weights(targets: Array, weights: Array) -> Array:
     return jnp.where(targets >= alphabet.FIRST_RESIDUE, weights, 0.0)
 
 
-def token_sums(logits: Array, targets: Array, weights: Array, segments: Array | None = None) -> TokenSums:
-    """Return sums over the tokens of each row, or of each segment.
+def token_values(logits: Array, targets: Array) -> TokenValues:
+    """Return the values of each token.
 
     Args:
         logits: [B, L, V], any floating type; the log-softmax, over the whole alphabet, is float32.
         targets: int32 [B, L].
-        weights: float32 [B, L].
-        segments: int32 [B, L], 1 to S = L // 2, 0 at pads; then the sums are [B, S], entry n - 1 that of segment n.
     """
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     nll = -jnp.take_along_axis(log_probs, targets[:, :, None], axis=-1)[:, :, 0]
     correct = (jnp.argmax(logits, axis=-1) == targets).astype(jnp.float32)
+    return TokenValues(nll, correct, jnp.exp(log_probs.max(axis=-1)))
+
+
+def token_sums(logits: Array, targets: Array, weights: Array, segments: Array | None = None) -> TokenSums:
+    """Return sums over the tokens of each row, or of each segment; for training, evaluation and scoring.
+
+    Args:
+        logits: [B, L, V], as for `token_values`.
+        targets: int32 [B, L].
+        weights: float32 [B, L].
+        segments: int32 [B, L], 1 to S = L // 2, 0 at pads; then the sums are [B, S], entry n - 1 that of segment n.
+    """
+    nll, correct, _ = token_values(logits, targets)
     return TokenSums(*(sum_tokens(x, segments) for x in (nll * weights, correct * weights, weights)))
 
 

@@ -17,8 +17,13 @@ DIVERGING = "RdBu_r"
 # Light grey: what has no value.
 HIDDEN = "0.82"
 
-# A colour and a marker for each split, whichever others are drawn beside it.
-SPLITS = {"test": (PALETTE[0], "o"), "ood": (PALETTE[1], "s"), "valid": (PALETTE[2], "D"), "train": (PALETTE[3], "^")}
+# Colour and marker of each split, the same in every figure.
+SPLIT_LOOKS = {
+    "test": (PALETTE[0], "o"),
+    "ood": (PALETTE[1], "s"),
+    "valid": (PALETTE[2], "D"),
+    "train": (PALETTE[3], "^"),
+}
 
 # Widths in inches of one and two columns of a journal page.
 COLUMN = 3.5
@@ -49,8 +54,8 @@ def style():
 
 
 def split_look(split: str) -> tuple[str, str]:
-    """Return (colour, marker) of a split; black crosses for a name that is none of SPLITS."""
-    return SPLITS.get(split, (PALETTE[6], "X"))
+    """Return (colour, marker) of a split; black crosses for a name that is not in SPLIT_LOOKS."""
+    return SPLIT_LOOKS.get(split, (PALETTE[6], "X"))
 
 
 def text_width(text: str, points: float) -> float:

@@ -1,116 +1,136 @@
-import math
-from collections import defaultdict
+"""How tokens and sequences fall into groups, and a breakdown that another package registers."""
 
+import re
+from pathlib import Path
+
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import tyro
 
 from proteinlm import alphabet
+from proteinlm.cli.main import main
 from proteinlm.errors import InputError
-from proteinlm.evaluation.breakdowns import cells_frame, sequence_cells, sequence_groups, token_cells, token_labels
-from proteinlm.evaluation.metrics import Sums, bootstrap
-
-ABOUT = {"split": "test", "objective": "causal", "model": "m", "tokens": "residues"}
-
-
-def some_sums(*shape, seed=0):
-    generator = np.random.default_rng(seed)
-    count = generator.integers(0, 5, shape).astype(float)
-    correct = np.minimum(generator.integers(0, 5, shape), count).astype(float)
-    # On the grid of the device's sums, so that any order gives the same bits.
-    return Sums(np.round(count * generator.uniform(1, 3, shape) * 2**20) / 2**20, correct, count)
-
-
-def facts(n=40, seed=0):
-    generator = np.random.default_rng(seed)
-    families = [sorted(generator.choice(["PF1", "PF2", "PF3"], k, replace=False)) for k in generator.integers(0, 3, n)]
-    identity = [None if x < 0.2 else x for x in np.round(generator.uniform(0, 1, n), 3).tolist()]
-    return pa.table(
-        {
-            "families": pa.array([list(map(str, f)) for f in families], pa.list_(pa.string())),
-            "length": pa.array(generator.integers(1, 500, n), pa.int32()),
-            "identity": pa.array(identity, pa.float32()),
-        }
-    )
-
-
-def test_cells_by_sequence_are_those_of_a_plain_loop():
-    table, sums = facts(), some_sums(40)
-    rows = table.to_pylist()
-    keys = {
-        "family": lambda row: "+".join(sorted(row["families"])) or "none",
-        "length": lambda row: row["length"],
-        "identity": lambda row: row["identity"],
-    }
-    for by, key in keys.items():
-        cells = sequence_cells(by, sums, *sequence_groups(by, table), ABOUT)
-        expected = defaultdict(list)
-        for place, row in enumerate(rows):
-            value = key(row)
-            inside = [
-                c.cell for c in cells
-                if c.cell == value
-                or (value is None and c.cell == "no alignment")
-                or (by == "length" and c.low <= value <= c.high)
-                or (by == "identity" and value is not None and c.low <= round(value, 3) < c.high)
-            ]  # fmt: skip
-            assert len(inside) == 1 or sums.count[place] == 0
-            for name in inside:
-                expected[name].append(place)
-        for cell in cells:
-            places = expected[cell.cell]
-            part = Sums(sums.nll[places], sums.correct[places], sums.count[places])
-            assert (cell.nll, cell.correct, cell.score.num_tokens) == (
-                part.nll.sum(), part.correct.sum(), part.count.sum(),
-            )  # fmt: skip
-            assert cell.score.perplexity == pytest.approx(math.exp(part.nll.sum() / part.count.sum()))
-            assert cell.score.accuracy == part.correct.sum() / part.count.sum()
-            if (part.count > 0).sum() > 1:
-                assert (cell.score.accuracy_low, cell.score.accuracy_high) == bootstrap(part).accuracy
-            else:
-                assert math.isnan(cell.score.accuracy_low)
-        total = sums.total()
-        assert sum(c.nll for c in cells) == total.nll
-        assert sum(c.correct for c in cells) == total.correct
-        assert sum(c.score.num_tokens for c in cells) == total.count
+from proteinlm.evaluation.breakdowns import (
+    BREAKDOWNS,
+    Group,
+    SequenceBreakdown,
+    TokenBreakdown,
+    find_breakdowns,
+    range_ends,
+    register_breakdown,
+)
+from proteinlm.evaluation.options import EvaluateOptions
+from proteinlm.evaluation.sums import SUM_TOLERANCE
 
 
 def test_identities_at_the_edges_of_bins_and_none():
     table = pa.table({"identity": pa.array([0.3, 0.299, 0.05, 0.0, 1.0, None], pa.float32())})
-    groups, labels = sequence_groups("identity", table)
-    assert [labels[g][0] for g in groups] == [
+    assigned, groups = BREAKDOWNS["identity"].assign(table)
+    assert [groups[index].label for index in assigned] == [
         "0.30-0.35", "0.25-0.30", "0.05-0.10", "0.00-0.05", "0.95-1.00", "no alignment",
     ]  # fmt: skip
     with pytest.raises(InputError, match="--split-identity"):
-        sequence_groups("identity", pa.table({"length": [3]}))
-    with pytest.raises(ValueError, match="no breakdown by 'colour'"):
-        sequence_groups("colour", table)
+        BREAKDOWNS["identity"].assign(pa.table({"length": [3]}))
+    with pytest.raises(InputError, match="no breakdown by 'colour'; there are residue, position, family, length"):
+        find_breakdowns(["residue", "colour"])
 
 
-def test_cells_by_token_are_columns_and_small_ones_are_shown():
-    sums = some_sums(30, alphabet.NUM_RESIDUES)
-    for field in (sums.nll, sums.correct, sums.count):
-        field[:, 20:] = 0
-    # One sequence has five tokens of U: a cell without an interval, not a cell left out.
-    sums.count[3, 24], sums.nll[3, 24] = 5, 16
-    cells = token_cells("residue", sums, token_labels("residue", 0), ABOUT)
-    assert [c.cell for c in cells] == [*alphabet.STANDARD_RESIDUES, "U"]
-    for cell in cells:
-        column = alphabet.RESIDUES.index(cell.cell)
-        assert cell.nll == sums.nll[:, column].sum()
-        assert cell.score.num_tokens == sums.count[:, column].sum()
-        assert cell.score.num_sequences == (sums.count[:, column] > 0).sum()
-    assert math.isnan(cells[-1].score.perplexity_low)
-    assert cells[0].score.accuracy_low < cells[0].score.accuracy < cells[0].score.accuracy_high
-    assert [label for label, *_ in token_labels("position", 70)] == ["1-8", "9-16", "17-32", "33-64", "65-96"]
+def test_ranges_of_positions():
+    assert [group.label for group in BREAKDOWNS["position"].groups(70)] == ["1-8", "9-16", "17-32", "33-64", "65-96"]
 
 
-def test_the_frame_says_of_what_each_number_is(tmp_path):
-    cells = token_cells("residue", some_sums(5, 25), token_labels("residue", 0), ABOUT)
-    frame = cells_frame(cells, {"run": "r", "step": 3})
-    assert list(frame.columns[:5]) == ["run", "step", "by", "cell", "low"]
-    assert {"split", "objective", "tokens", "num_tokens", "accuracy_low"} <= set(frame.columns)
-    frame.to_csv(tmp_path / "x.csv", index=False)
-    # Every digit comes back, so that sums can be checked from the file too.
-    assert list(map(float, pd.read_csv(tmp_path / "x.csv", dtype=str).nll)) == [c.nll for c in cells]
+@pytest.mark.parametrize("limit", [1, 8, 9, 64, 65, 96, 1024, 8191, 74_488])
+def test_ranges_hold_each_number_once(limit):
+    ends = range_ends(limit)
+    assert (np.diff(ends) > 0).all()
+    assert ends[-1] >= limit
+    assert len(ends) == 1 or ends[-2] < limit
+
+
+class ByCharge(TokenBreakdown):
+    """By the charge of the residue to predict."""
+
+    name = "charge"
+    description = "the charge of the residue to predict"
+    axis_label = "Charge of the residue"
+    positive, negative = "KR", "DE"
+
+    def groups(self, length):
+        return [Group("negative"), Group("neutral"), Group("positive")]
+
+    def assign(self, tokens, length):
+        charge = [(r in self.positive) - (r in self.negative) for r in alphabet.RESIDUES]
+        return 1 + jnp.asarray([0] * alphabet.FIRST_RESIDUE + charge, jnp.int32)[tokens.targets]
+
+
+class ByCopies(SequenceBreakdown):
+    """By a column of the manifest that no other breakdown reads."""
+
+    name = "copies"
+    description = "whether the sequence has several entries in the sources"
+    axis_label = "Number of copies"
+    columns = ("copies",)
+
+    def assign(self, facts):
+        return (facts["copies"].to_numpy() > 1).astype(int), [Group("one"), Group("more")]
+
+
+@pytest.fixture
+def registry():
+    """The registry, restored after the test."""
+    before = dict(BREAKDOWNS)
+    yield BREAKDOWNS
+    BREAKDOWNS.clear()
+    BREAKDOWNS.update(before)
+
+
+def test_a_registered_breakdown_is_a_choice_with_a_table_and_a_figure(registry, tiny_runs):
+    register_breakdown(ByCharge())
+    register_breakdown(ByCopies())
+    run = tiny_runs["causal"]
+    assert tyro.cli(EvaluateOptions, args=["run", "--by", "charge"]).by == ("charge",)
+    assert main(["evaluate", str(run), "--by", "residue", "charge", "copies"]) == 0
+    by_residue = pd.read_csv(run / "evaluation_by_residue.csv")
+    by_residue["cell"] = by_residue.cell.map(
+        lambda r: "positive" if r in "KR" else "negative" if r in "DE" else "neutral"
+    )
+    expected = by_residue.groupby(["split", "cell"])[["num_tokens", "nll"]].sum()
+    by_charge = pd.read_csv(run / "evaluation_by_charge.csv").set_index(["split", "cell"])
+    assert set(by_charge.by) == {"charge"}
+    assert by_charge.num_tokens.to_dict() == expected.num_tokens.to_dict()
+    assert by_charge.nll.to_dict() == pytest.approx(expected.nll.to_dict(), rel=SUM_TOLERANCE)
+    by_copies = pd.read_csv(run / "evaluation_by_copies.csv")
+    assert by_copies.num_sequences.sum() == len(pd.read_parquet(run / "sequences.parquet"))
+    for name in ("charge", "copies"):
+        assert (run / f"evaluation_by_{name}.png").stat().st_size > 10_000
+        with np.load(run / f"evaluation_by_{name}.npz") as arrays:
+            assert len(arrays["cell"]) > 1
+
+
+def test_a_name_that_is_taken_or_no_file_name_is_refused(registry):
+    class Other(ByCharge):
+        name = "residue"
+
+    for name, message in (("residue", "already"), ("confidence", "already"), ("a/b", "letters, digits")):
+        Other.name = name
+        with pytest.raises(ValueError, match=message):
+            register_breakdown(Other())
+
+
+def test_residues_left_out_of_all_groups_are_noticed(registry, tiny_runs):
+    class Partial(ByCharge):
+        def groups(self, length):
+            return [Group("negative"), Group("neutral")]
+
+    register_breakdown(Partial())
+    with pytest.raises(ValueError, match="by charge leaves residues out"):
+        main(["evaluate", str(tiny_runs["causal"]), "--by", "charge"])
+
+
+def test_the_page_lists_every_breakdown():
+    page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", page.split("| `--by` |")[1], re.MULTILINE)[: len(BREAKDOWNS)]
+    assert rows == [(name, breakdown.description) for name, breakdown in BREAKDOWNS.items()]

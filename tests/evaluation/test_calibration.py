@@ -9,10 +9,12 @@ import pytest
 from legible import check_legible
 
 from proteinlm import alphabet
-from proteinlm.evaluation.breakdowns import token_cells
-from proteinlm.evaluation.calibration import FEW_TOKENS, bin_labels, calibration, expected_error, plot_reliability
-from proteinlm.evaluation.metrics import Sums
-from proteinlm.evaluation.sums import as_sums, cells_of, sum_cells, token_values
+from proteinlm.evaluation.breakdowns import BY_CONFIDENCE
+from proteinlm.evaluation.calibration import calibration, expected_error, plot_reliability
+from proteinlm.evaluation.metrics import FEW_TOKENS, Sums
+from proteinlm.evaluation.sums import sum_groups
+from proteinlm.evaluation.tables import score_token_groups
+from proteinlm.models.objective import token_values
 
 ABOUT = {"split": "test", "objective": "causal", "model": "made up", "tokens": "residues"}
 
@@ -24,14 +26,16 @@ def measured(confidence, is_correct):
     probabilities[:, :, alphabet.FIRST_RESIDUE] = confidence
     targets = jnp.asarray(np.where(is_correct, alphabet.FIRST_RESIDUE, alphabet.FIRST_RESIDUE + 1), jnp.int32)
     values = token_values(jnp.log(jnp.asarray(probabilities, jnp.float32)), targets)
-    cells = cells_of("confidence", values, targets, None, targets.shape[1])
-    found = jax.device_get(sum_cells(values, jnp.ones(targets.shape), cells, None))
-    return as_sums(found), found["confidence"].astype(np.float64)
+    sums = sum_groups(BY_CONFIDENCE, values, targets, jnp.ones(targets.shape), None, targets.shape[1])
+    (nll, correct, count), summed = jax.tree.map(lambda x: np.asarray(x, np.float64), sums)
+    return Sums(nll, correct, count), summed
 
 
 def calibration_of(confidence, is_correct):
     sums, summed = measured(confidence, is_correct)
-    return calibration(sums, summed, token_cells("confidence", sums, bin_labels(), ABOUT), num_resamples=200)
+    return calibration(
+        sums, summed, score_token_groups("confidence", sums, BY_CONFIDENCE.groups(), ABOUT), num_resamples=200
+    )
 
 
 def test_known_errors_are_found():
@@ -42,10 +46,10 @@ def test_known_errors_are_found():
     is_correct[:18, 1::2] = True
     found = calibration_of(confidence, is_correct)
     assert found.error == pytest.approx(0.5 * (0.62 - 0.5) + 0.5 * (0.93 - 0.9), abs=1e-5)
-    assert [cell.cell for cell in found.cells] == ["0.60-0.65", "0.90-0.95"]
+    assert [one.group.label for one in found.bins] == ["0.60-0.65", "0.90-0.95"]
     np.testing.assert_allclose(found.confidence, [0.62, 0.93], rtol=1e-5)
-    assert [cell.score.accuracy for cell in found.cells] == [0.5, 0.9]
-    assert [cell.score.num_tokens for cell in found.cells] == [400, 400]
+    assert [one.score.accuracy for one in found.bins] == [0.5, 0.9]
+    assert [one.score.num_tokens for one in found.bins] == [400, 400]
     assert found.low <= found.error <= found.high
 
 
@@ -62,12 +66,14 @@ def test_a_calibrated_model_has_a_small_error_and_the_same_one_sharpened_a_large
 
 def test_full_confidence_is_in_the_last_bin_and_nothing_gives_nan():
     found = calibration_of(np.ones((2, 3)), np.ones((2, 3), bool))
-    assert [cell.cell for cell in found.cells] == ["0.95-1.00"]
+    assert [one.group.label for one in found.bins] == ["0.95-1.00"]
     assert found.error == 0
     nothing = Sums(*(np.zeros((0, 20)),) * 3)
-    empty = calibration(nothing, np.zeros((0, 20)), token_cells("confidence", nothing, bin_labels(), ABOUT))
+    empty = calibration(
+        nothing, np.zeros((0, 20)), score_token_groups("confidence", nothing, BY_CONFIDENCE.groups(), ABOUT)
+    )
     assert np.isnan([empty.error, empty.low, empty.high]).all()
-    assert empty.cells == []
+    assert empty.bins == []
     assert np.isnan(expected_error(np.zeros((3, 4))))
 
 
@@ -76,15 +82,15 @@ def test_the_diagram_shows_accuracy_over_confidence():
     confidence = generator.triangular(0.1, 0.4, 0.99, (20, 50))
     one = calibration_of(confidence, generator.uniform(size=confidence.shape) < confidence)
     # A bin of one sequence has no whiskers.
-    one.cells[0] = dataclasses.replace(
-        one.cells[0], score=dataclasses.replace(one.cells[0].score, accuracy_low=np.nan, accuracy_high=np.nan)
+    one.bins[0] = dataclasses.replace(
+        one.bins[0], score=dataclasses.replace(one.bins[0].score, accuracy_low=np.nan, accuracy_high=np.nan)
     )
     for found in ({"test": one}, {"test": one, "ood": one}):
         figure, axes = plot_reliability(found, "a title")
         assert axes.shape == (2, len(found))
         many, few = (container.lines[0].get_xydata() for container in axes[0, 0].containers[:2])
-        tokens = np.array([c.score.num_tokens for c in one.cells])
-        points = np.stack([100 * one.confidence, [100 * c.score.accuracy for c in one.cells]], axis=1)
+        tokens = np.array([c.score.num_tokens for c in one.bins])
+        points = np.stack([100 * one.confidence, [100 * c.score.accuracy for c in one.bins]], axis=1)
         np.testing.assert_allclose(many, points[tokens >= FEW_TOKENS])
         np.testing.assert_allclose(few, points[tokens < FEW_TOKENS])
         np.testing.assert_array_equal([bar.get_height() for bar in axes[1, 0].patches], tokens)

@@ -147,7 +147,7 @@ def test_cells_of_one_draw_are_each_the_bootstrap_of_their_own():
     """Where every sequence has tokens in each cell, the draws are those of the cell alone."""
     parts = [simulated(np.random.default_rng(seed), 30) for seed in range(3)]
     joined = Sums(*(np.stack([getattr(p, name) for p in parts], axis=1) for name in ("nll", "correct", "count")))
-    for found, part in zip(metrics.bootstrap_cells(joined), parts, strict=True):
+    for found, part in zip(metrics.bootstrap_groups(joined), parts, strict=True):
         alone = bootstrap(part)
         assert found.accuracy == pytest.approx(alone.accuracy, rel=1e-12)
         assert found.perplexity == pytest.approx(alone.perplexity, rel=1e-12)
@@ -157,10 +157,10 @@ def test_rare_cells_have_wide_intervals_and_rarer_ones_none():
     sums = simulated(np.random.default_rng(5), 200)
     columns = [np.stack([x, np.where(np.arange(200) < 5, x, 0), np.where(np.arange(200) < 4, x, 0)], axis=1)
                for x in (sums.nll, sums.correct, sums.count)]  # fmt: skip
-    whole, rare, fewer = metrics.bootstrap_cells(Sums(*columns))
+    whole, rare, fewer = metrics.bootstrap_groups(Sums(*columns))
     assert np.diff(whole.accuracy) < np.diff(rare.accuracy)
     accuracies = sums.correct[:5] / sums.count[:5]
     assert accuracies.min() <= rare.accuracy[0] < rare.accuracy[1] <= accuracies.max()
     assert fewer == metrics.NO_INTERVALS
     nothing = Sums(np.zeros((0, 2)), np.zeros((0, 2)), np.zeros((0, 2)))
-    assert metrics.bootstrap_cells(nothing) == [metrics.NO_INTERVALS] * 2
+    assert metrics.bootstrap_groups(nothing) == [metrics.NO_INTERVALS] * 2

@@ -1,9 +1,7 @@
 import json
-import shutil
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -13,33 +11,14 @@ from proteinlm.evaluation.metrics import Sums
 from proteinlm.evaluation.sequences import sequence_facts, write_sequences
 
 
-def with_identities(folder, source, *, leave_out=0):
-    """A copy of a dataset with an identity.parquet as ingest --split-identity writes one, in another order."""
-    shutil.copytree(source, folder)
-    dataset = ProteinDataset.open(folder)
-    digests, splits, after = [], [], []
-    for split in ("ood", "valid", "test"):
-        for place, digest in enumerate(dataset.digests(split)[::-1]):
-            digests.append(digest.tobytes())
-            splits.append(split)
-            after.append(None if place % 3 == 0 else (place % 10) / 10)
-    table = pa.table(
-        {
-            "digest": pa.array(digests, pa.binary(16)), "split": splits,
-            "before": pa.array(after, pa.float32()), "after": pa.array(after, pa.float32()),
-        }
-    )  # fmt: skip
-    pq.write_table(table.slice(leave_out), folder / "identity.parquet")
-    return dataset, dict(zip(digests, after, strict=True))
-
-
-def test_facts_are_in_the_datasets_order(tiny_dataset, tmp_path):
+def test_facts_are_in_the_datasets_order(tiny_dataset, tmp_path, with_identities):
     dataset = ProteinDataset.open(tiny_dataset)
     for split in dataset.counts:
         facts = sequence_facts(dataset, split)
         np.testing.assert_array_equal(facts["length"].to_numpy(), dataset.lengths(split))
         assert [d.as_py() for d in facts["digest"]] == [d.tobytes() for d in dataset.digests(split)]
         assert "identity" not in facts.column_names
+    assert "taxon" in sequence_facts(dataset, "test", ["taxon", "identity"]).column_names
     dataset, identities = with_identities(tmp_path / "copy", tiny_dataset)
     facts = sequence_facts(dataset, "test").to_pylist()
     for row in facts:
@@ -48,7 +27,7 @@ def test_facts_are_in_the_datasets_order(tiny_dataset, tmp_path):
     assert "identity" not in sequence_facts(dataset, "train").column_names
 
 
-def test_a_dataset_whose_files_do_not_agree_is_refused(tiny_dataset, tmp_path):
+def test_a_dataset_whose_files_do_not_agree_is_refused(tiny_dataset, tmp_path, with_identities):
     dataset, _ = with_identities(tmp_path / "copy", tiny_dataset, leave_out=1)
     with pytest.raises(InputError, match="identity.parquet lacks 1 of its"):
         sequence_facts(dataset, "ood")
