@@ -20,7 +20,7 @@ from proteinlm.config import Config
 from proteinlm.devices import sharding
 from proteinlm.errors import InputError
 from proteinlm.runs.folder import CHECKPOINTS, numbered
-from proteinlm.runs.storage_errors import full_disk_is_said, of_main_thread, quiet_callbacks, reason_of
+from proteinlm.runs.storage_errors import full_disk_as_input_error, of_main_thread, quiet_callbacks, reason_of
 
 
 def named_arrays(tree: Any) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Checkpoints:
             "config": ocp.JsonCheckpointHandler(),
         }
         self._check_losses()
-        with full_disk_is_said(f"folder {self._folder}", []):
+        with full_disk_as_input_error(f"folder {self._folder}", []):
             self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
         logging.getLogger("absl").addFilter(of_main_thread)
 
@@ -147,7 +147,7 @@ class Checkpoints:
         )
         self._whole = self.steps()
         metrics = None if valid_loss is None or not math.isfinite(valid_loss) else {"loss": valid_loss}
-        with full_disk_is_said(f"checkpoint of step {step} in {self._folder}", self._whole):
+        with full_disk_as_input_error(f"checkpoint of step {step} in {self._folder}", self._whole):
             self._writing = step
             self._manager.save(step, args=items, metrics=metrics)
 
@@ -157,7 +157,7 @@ class Checkpoints:
             return
         step, self._writing = self._writing, None
         try:
-            with full_disk_is_said(f"checkpoint of step {step} in {self._folder}", self._whole):
+            with full_disk_as_input_error(f"checkpoint of step {step} in {self._folder}", self._whole):
                 self._manager.wait_until_finished()
         except InputError:
             # Those that were to go when this one is whole are still there.

@@ -108,7 +108,7 @@ def test_damaged_files_of_a_run_are_written_anew_or_given_up(copy, dataset):  # 
     shutil.rmtree(copy / "checkpoints")
     (copy / "config.json").write_text("")
     for act in (lambda: load_run(copy), lambda: train(small(), dataset, copy)):
-        with pytest.raises(InputError, match="no checkpoint to go on from: remove the folder, or name another one"):
+        with pytest.raises(InputError, match="no checkpoint to resume from: remove the folder, or name another one"):
             act()
 
 
