@@ -41,7 +41,7 @@ def test_sentences_follow_from_the_numbers(tmp_path):
 
 def test_a_page_with_everything(tiny_runs):
     folder = tiny_runs["causal"].parent
-    evaluate_command([tiny_runs["causal"]], ("test", "ood"), None, None)
+    evaluate_command([tiny_runs["causal"]], ("test", "ood"), None, "last")
     page = write_report(folder).read_text()
     for word in ("# Report", "| causal | causal | generalized (relu)", "## Data", "| train |", "curves.png", "tokens/s",
                  "empirical baseline", "causal on test: perplexity"):  # fmt: skip
@@ -121,7 +121,7 @@ def test_how_a_run_ended_and_what_was_compared(tmp_path):
 def test_one_ood_sequence_has_no_interval_and_no_crash(tmp_path, tiny_runs):
     run = tmp_path / "run"
     shutil.copytree(tiny_runs["causal"], run)
-    evaluate_command([run], ("test", "ood"), None, None)
+    evaluate_command([run], ("test", "ood"), None, "last")
     saved = json.loads((run / "evaluation.json").read_text())
     for row in saved["scores"]:
         if row["split"] == "ood":
