@@ -129,7 +129,7 @@ def said(run):
 def test_a_damaged_checkpoint_is_said_when_training_goes_on(copy, dataset):  # noqa: F811
     shutil.rmtree(copy / "checkpoints" / "4" / "rest")
     before = contents(copy), rows(copy, "train")
-    with pytest.raises(InputError, match=r"checkpoints/4 cannot be read .* goes on from step 2, the one before"):
+    with pytest.raises(InputError, match=r"checkpoints/4 cannot be read .* resumes from step 2, the one before"):
         train(small(num_steps=5), dataset, copy)
     assert (contents(copy), rows(copy, "train")) == before
     shutil.rmtree(copy / "checkpoints" / "4")
