@@ -33,7 +33,7 @@ if __name__ == "__main__":
         print("interrupted", order.step, order.signal_number)
     TrainBatches.__next__ = following
     print("reached", train(config, dataset, run).step)
-    evaluate_command([Path(run)], ("valid",), None, None)
+    evaluate_command([Path(run)], ("valid",), None, "last")
     try:
         train(Config(num_steps=7), dataset, run)
     except InputError as error:

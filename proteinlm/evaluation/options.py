@@ -31,7 +31,7 @@ class EvaluateOptions:
     dataset: Path | None = None
     """Folder of a dataset; by default the one that the run was trained on."""
     step: int | Literal["best", "last"] = "last"
-    """Checkpoint to score: a step, best (lowest loss on valid of those kept) or last (the newest)."""
+    """Checkpoint to score: its step, best (the kept one with the lowest loss on valid) or last (the newest)."""
     by: Annotated[tuple[str, ...], tyro.conf.arg(constructor_factory=_breakdown_names, help=_BY_HELP)] = ()
     calibration: bool = False
     """Compare the probability of the first choice with accuracy: evaluation_calibration.csv, .json, .npz, .png and

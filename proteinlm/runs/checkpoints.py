@@ -1,8 +1,8 @@
-"""Checkpoints: everything that a run needs to go on, saved whole or not at all. All of Orbax lives here.
+"""Checkpoints: everything that is needed to resume a run, written completely or not at all. Orbax is used here alone.
 
 A checkpoint of a step holds the parameters, the random features, the optimizer's state, the step, the position in the
-data and the config. Random keys need no room: each is a pure function of (config.seed, step). Arrays are stored under
-their path's name, so a checkpoint can be read without any class of this package.
+data and the config. Random keys are not stored: each is a pure function of (config.seed, step). Arrays are stored under
+the name of their path in the tree, so a checkpoint can be read without any class of this package.
 """
 
 import contextlib
@@ -20,61 +20,62 @@ from proteinlm.config import Config
 from proteinlm.devices import sharding
 from proteinlm.errors import InputError
 from proteinlm.runs.folder import CHECKPOINTS, numbered
-from proteinlm.runs.storage_errors import full_disk_is_said, of_main_thread, quiet_callbacks, reason_of
+from proteinlm.runs.storage_errors import full_disk_as_input_error, of_main_thread, quiet_callbacks, reason_of
 
 
 def named_arrays(tree: Any) -> dict[str, Any]:
-    """Return the leaves of a tree by the name of their path, such as "params/blocks/mlp/up/kernel"."""
+    """Return the leaves of a tree by the names of their paths, such as "params/blocks/mlp/up/kernel"."""
     return {sharding.leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def with_named_arrays(template: Any, arrays: dict[str, Any], source: str) -> Any:
-    """Return `template`'s tree with the leaves of `arrays`.
+    """Return a tree of the structure of `template` with the leaves of `arrays`.
 
     Args:
-        template: a tree of arrays or ShapeDtypeStructs.
+        template: tree of arrays or ShapeDtypeStructs.
         arrays: leaves by name, as from `named_arrays`.
-        source: how to name the checkpoint in an error.
+        source: the checkpoint, for the message of an error.
 
     Raises:
         InputError: names, shapes or dtypes differ: the checkpoint is of another config.
     """
     expected = named_arrays(template)
-    odd = sorted(set(expected) ^ set(arrays))
-    if odd:
-        where = "the checkpoint lacks it" if odd[0] in expected else "the config has no such array"
-        raise InputError(f"{source} is of another config: {len(odd)} arrays differ, first {odd[0]} ({where}).")
+    unmatched = sorted(set(expected) ^ set(arrays))
+    if unmatched:
+        first = unmatched[0]
+        where = "the checkpoint lacks it" if first in expected else "the config has no such array"
+        raise InputError(f"{source} is of another config: {len(unmatched)} arrays differ, first {first} ({where}).")
     for name, leaf in expected.items():
-        found = arrays[name]
-        if found.shape != leaf.shape or found.dtype != leaf.dtype:
+        saved = arrays[name]
+        if saved.shape != leaf.shape or saved.dtype != leaf.dtype:
             raise InputError(
-                f"{source} is of another config: {name} is {found.dtype}{list(found.shape)} there, "
-                f"{leaf.dtype}{list(leaf.shape)} here."
+                f"{source} is of another config: {name} is {saved.dtype}{list(saved.shape)} in the checkpoint, "
+                f"{leaf.dtype}{list(leaf.shape)} in the config."
             )
     leaves = [arrays[name] for name in expected]
     return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(template), leaves)
 
 
 class Checkpoints:
-    """The checkpoints of one run folder: the newest, and the best on valid.
+    """The checkpoints of one run: the newest ones, and those with the lowest loss on valid.
 
     They are written in the background, one at a time, from a copy of the state: `save` returns when the copy is made.
-    An error of the writing comes from the next call.
+    An error of the background writing is raised by the next call of a method.
     """
 
     def __init__(self, run: str | Path, *, keep: int = 3, keep_best: int = 0, read_only: bool = False):
         """Open RUN/checkpoints.
 
         Args:
-            run: the run's folder.
-            keep: how many of the newest checkpoints stay.
-            keep_best: how many of those with the lowest loss on valid stay besides.
-            read_only: for evaluation and analysis, beside a run that may still be training.
+            run: folder of the run.
+            keep: number of the newest checkpoints to keep.
+            keep_best: number of checkpoints with the lowest loss on valid to keep besides.
+            read_only: for evaluation and analysis; the run may be in training at the same time.
         """
         self._folder = (Path(run) / CHECKPOINTS).absolute()
         self._keep_best, self._read_only = keep_best, read_only
         self._writing: int | None = None
-        self._whole: list[int] = []
+        self._complete_steps: list[int] = []
         policies = ocp.checkpoint_managers
         best = policies.BestN(get_metric_fn=_loss, reverse=True, n=keep_best, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
@@ -83,13 +84,13 @@ class Checkpoints:
             best_mode="min",
             create=not read_only,
             read_only=read_only,
-            # What Orbax takes of a reader, and warns of where it is left to it.
+            # The value that Orbax itself uses for a reader; it warns if another one is given.
             save_interval_steps=0 if read_only else 1,
-            # A folder left half written by a kill goes; a whole one is never touched.
+            # Remove folders that a kill left incomplete; complete ones are not changed.
             cleanup_tmp_directories=not read_only,
             enable_async_checkpointing=not read_only,
         )
-        # The model is an item of its own, so that evaluation need not read the optimizer's moments.
+        # The model is a separate item, so that evaluation does not read the optimizer's moments.
         handlers = {
             "model": ocp.StandardCheckpointHandler(),
             "rest": ocp.StandardCheckpointHandler(),
@@ -97,22 +98,22 @@ class Checkpoints:
             "config": ocp.JsonCheckpointHandler(),
         }
         self._check_losses()
-        with full_disk_is_said(f"folder {self._folder}", []):
+        with full_disk_as_input_error(f"folder {self._folder}", []):
             self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
         logging.getLogger("absl").addFilter(of_main_thread)
 
     def steps(self) -> list[int]:
-        """Return the steps that have a whole checkpoint, ascending; one that is being written is waited for."""
+        """Wait until a checkpoint in writing is complete; return the steps of all complete ones, ascending."""
         self.wait()
         return sorted(self._manager.all_steps())
 
     def is_among_best(self, loss: float) -> bool:
-        """Return whether a checkpoint with this loss on valid would be kept for it; never where it is not finite."""
-        found = sorted(self._losses().values())[: self._keep_best]
-        return self._keep_best > 0 and math.isfinite(loss) and (len(found) < self._keep_best or loss < found[-1])
+        """Return whether this loss on valid is among the `keep_best` lowest; False if it is not finite."""
+        lowest = sorted(self._losses().values())[: self._keep_best]
+        return self._keep_best > 0 and math.isfinite(loss) and (len(lowest) < self._keep_best or loss < lowest[-1])
 
     def best(self) -> int | None:
-        """Return the step of the lowest loss on valid, or None where no checkpoint has one."""
+        """Return the step with the lowest loss on valid; None if no checkpoint has a loss."""
         losses = self._losses()
         return min(losses, key=lambda step: (losses[step], -step)) if losses else None
 
@@ -123,17 +124,17 @@ class Checkpoints:
     def save(
         self, step: int, state: dict[str, Any], data: dict, config: Config, valid_loss: float | None = None
     ) -> None:
-        """Begin to write one checkpoint, and delete those that need not stay; a step that has one is left as it is.
+        """Start to write one checkpoint, and delete those that are not kept. A step that has one is not written again.
 
         Args:
             step: number of optimizer steps done.
             state: trees of arrays by name, "model" among them.
-            data: JSON-able position in the data.
-            config: written beside the arrays.
-            valid_loss: where this step was evaluated on valid, as every other one was.
+            data: position in the data, as JSON types.
+            config: config of the run, written beside the arrays.
+            valid_loss: loss on valid if this step was evaluated, on the same sample for all checkpoints of a run.
 
         Raises:
-            InputError: the disk is full; now, or since the call before.
+            InputError: the disk is full, or was when the previous checkpoint was written.
         """
         self.wait()
         if step in self._manager.all_steps():
@@ -145,30 +146,30 @@ class Checkpoints:
             data=ocp.args.JsonSave(data),
             config=ocp.args.JsonSave(json.loads(config.to_json())),
         )
-        self._whole = self.steps()
+        self._complete_steps = self.steps()
         metrics = None if valid_loss is None or not math.isfinite(valid_loss) else {"loss": valid_loss}
-        with full_disk_is_said(f"checkpoint of step {step} in {self._folder}", self._whole):
+        with full_disk_as_input_error(f"checkpoint of step {step} in {self._folder}", self._complete_steps):
             self._writing = step
             self._manager.save(step, args=items, metrics=metrics)
 
     def wait(self) -> None:
-        """Wait for the checkpoint that is being written; errors as for `save`."""
+        """Wait until the checkpoint in writing is complete; errors as for `save`."""
         if self._writing is None:
             return
         step, self._writing = self._writing, None
         try:
-            with full_disk_is_said(f"checkpoint of step {step} in {self._folder}", self._whole):
+            with full_disk_as_input_error(f"checkpoint of step {step} in {self._folder}", self._complete_steps):
                 self._manager.wait_until_finished()
         except InputError:
-            # Those that were to go when this one is whole are still there.
+            # The checkpoints that would have been deleted after this one still exist.
             self._manager.reload()
             raise
 
     def restore(self, step: int, template: dict[str, Any]) -> tuple[dict[str, Any], dict]:
-        """Return (state, data) of a step, the arrays placed as in `template`.
+        """Return (state, data) of a step; the arrays have the sharding of `template`.
 
         Raises:
-            InputError: the checkpoint's arrays are not those of the template.
+            InputError: the checkpoint cannot be read, or its arrays are not those of the template.
         """
         model, rest = (self._read(step, item, part) for item, part in zip(_ITEMS, _parts(template), strict=True))
         return {**model, **rest}, self.position(step)
@@ -179,11 +180,11 @@ class Checkpoints:
             return self._manager.restore(step, args=ocp.args.Composite(data=ocp.args.JsonRestore()))["data"]
 
     def restore_model(self, step: int, template: Any) -> Any:
-        """Return the model's tree of a step alone; errors as for `restore`."""
+        """Return only the model's tree of a step; errors as for `restore`."""
         return self._read(step, "model", {"model": template})["model"]
 
     def config(self, step: int) -> Config:
-        """Return the config that a step was trained with, read strictly."""
+        """Return the config that was saved with a step; unknown and missing fields are errors."""
         with self._reading(step, "config"):
             saved = self._manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore()))["config"]
         return Config.from_json(json.dumps(saved), f"checkpoint {self._folder / str(step)}")
@@ -192,26 +193,26 @@ class Checkpoints:
         source = f"checkpoint {self._folder / str(step)}"
         with self._reading(step, item):
             metadata: Any = self._manager.item_metadata(step)[item]
-            found = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in metadata.items()}
-            # Shapes are compared before anything is read: Orbax would otherwise cut or pad in silence.
-            with_named_arrays(template, found, source)
-            wanted = {name: _abstract(leaf) for name, leaf in named_arrays(template).items()}
-            restored = self._manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(wanted)}))
+            saved = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in metadata.items()}
+            # Shapes are compared before anything is read: Orbax would cut or pad arrays without a warning.
+            with_named_arrays(template, saved, source)
+            target = {name: _abstract(leaf) for name, leaf in named_arrays(template).items()}
+            restored = self._manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(target)}))
             return with_named_arrays(template, restored[item], source)
 
     @contextlib.contextmanager
     def _reading(self, step: int, item: str) -> Iterator[None]:
-        """Say in one sentence what cannot be read of a checkpoint: Orbax and TensorStore raise what they come across.
+        """Raise one InputError for the various errors of Orbax and TensorStore while a checkpoint is read.
 
-        There is no going back to the checkpoint before without a word: that is for the user to decide.
+        An earlier checkpoint is not used in its place: the user decides whether to go back.
         """
         self.wait()
         folder = self._folder / str(step)
         if not any((folder / name).is_dir() for name in ("model", "rest", "data", "config")):
             raise self._unreadable(step, "there is no checkpoint in it")
-        needed = item if item in ("data", "config") else f"{item}/_METADATA"
-        if not (folder / needed).exists():
-            raise self._unreadable(step, f"it has no {needed}")
+        required = item if item in ("data", "config") else f"{item}/_METADATA"
+        if not (folder / required).exists():
+            raise self._unreadable(step, f"it has no {required}")
         try:
             with quiet_callbacks():
                 yield
@@ -229,13 +230,16 @@ class Checkpoints:
             there = f"there {'is' if len(others) == 1 else 'are'} {', '.join(map(str, others))}"
             advice = f"name another step with --step ({there})" if others else "there is no other one"
         elif before:
-            advice = f"remove or move that folder, and the same command goes on from step {before[-1]}, the one before"
+            advice = f"remove or move that folder, and the same command resumes from step {before[-1]}, the one before"
         else:
-            advice = "remove or move that folder, and the same command begins anew: there is none before it"
+            advice = (
+                "remove or move that folder, and the same command starts from the beginning: there is no earlier "
+                "checkpoint"
+            )
         return InputError(f"checkpoint {self._folder / str(step)} cannot be read ({reason}): {advice}.")
 
     def _check_losses(self) -> None:
-        """Refuse a loss on valid that is no longer JSON: Orbax reads all of them when it opens the folder."""
+        """Raise InputError if a loss on valid is damaged: Orbax reads all of them when it opens a folder."""
         for step in numbered(self._folder):
             path = self._folder / str(step) / "metrics" / "metrics"
             try:
@@ -243,12 +247,12 @@ class Checkpoints:
                     _loss(json.loads(path.read_text(encoding="utf-8")))
             except (ValueError, KeyError, TypeError) as error:
                 raise InputError(
-                    f"{path}, the loss on valid at step {step}, is damaged ({error!r}): remove that file; the "
-                    "checkpoint itself can still be read, but is no longer compared with others."
+                    f"{path}, the loss on valid at step {step}, is damaged ({error!r}): remove that file. The "
+                    "checkpoint itself can still be read, but is not compared with others any more."
                 ) from error
 
     def close(self) -> None:
-        """Finish what is being written and release the folder."""
+        """Wait until the checkpoint in writing is complete, and release the folder."""
         try:
             self.wait()
         finally:
@@ -264,7 +268,7 @@ def _loss(metrics: Any) -> float:
 
 
 def _parts(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the model and everything else."""
+    """Return the model, and everything else."""
     return {"model": state["model"]}, {name: tree for name, tree in state.items() if name != "model"}
 
 

@@ -1,4 +1,4 @@
-"""Learning curves of several runs in one figure, as the papers draw them: train dashed, validation solid."""
+"""Learning curves: perplexity and accuracy over steps of several runs in one figure; train dashed, validation solid."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,25 +10,25 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from proteinlm.output.figures import PAGE, PALETTE, style
 
-# Dashes of more points than this over the width of an axis run into one another.
+# Largest number of points over the width of an axis at which dashes can still be seen.
 _POINTS = 80
-# Seven colours, less the faint yellow, and eight markers: no pair comes again before fifty-six.
+# Seven colours (without the faint yellow) and eight markers: 56 different pairs.
 _COLOURS = PALETTE[:7]
 _MARKERS = "osD^vPX*"
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A run's name and its lines of metrics.jsonl."""
+    """The label of a run and its lines of metrics.jsonl."""
 
     label: str
     metrics: list[dict]
 
 
 def train_points(metrics: Sequence[dict], spacing: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (step, perplexity, accuracy) of training, one point for each `spacing` steps in which there are lines.
+    """Return (step, perplexity, accuracy) of training, one point for each `spacing` steps that have lines.
 
-    Lines of the log that fall together are weighted by their tokens; a point stands at the last step of its lines.
+    Lines of one point are averaged, weighted by their tokens. The step of a point is that of its last line.
     """
     rows = [row for row in metrics if row["kind"] == "train" and row["loss"] is not None]
     if not rows:
@@ -44,7 +44,7 @@ def train_points(metrics: Sequence[dict], spacing: float) -> tuple[np.ndarray, n
 
 
 def plot_curves(curves: Sequence[Curve]) -> matplotlib.figure.Figure:
-    """Draw perplexity and accuracy over steps, a colour and a marker a run."""
+    """Draw perplexity and accuracy over steps, with one colour and one marker a run."""
     with style():
         rows = -(-(len(curves) + 2) // 4)
         figure = matplotlib.figure.Figure(figsize=(PAGE, 2.7 + 0.18 * rows))
@@ -57,7 +57,7 @@ def plot_curves(curves: Sequence[Curve]) -> matplotlib.figure.Figure:
             for axis, value, scale, train in zip(axes, ("perplexity", "accuracy"), (1, 100), values, strict=True):
                 axis.plot(step, scale * train, "--", color=colour, linewidth=0.9)
                 valid = [row for row in curve.metrics if row["kind"] == "valid" and row[value] is not None]
-                # So many markers that they can be told apart.
+                # At most about 24 markers a line, so that they do not overlap.
                 axis.plot(
                     [row["step"] for row in valid], [scale * row[value] for row in valid], "-", color=colour,
                     marker=marker, markersize=3.5, markevery=max(1, len(valid) // 12),

@@ -1,4 +1,4 @@
-"""One writer of what happens in a run: metrics.jsonl and train.log always, a progress line on the terminal."""
+"""Logs of a run: metrics.jsonl (numbers), train.log (messages with times) and the progress line on the terminal."""
 
 import contextlib
 import datetime
@@ -22,23 +22,23 @@ TEXT_FILE = "train.log"
 
 
 class MetricsLog:
-    """Lines of JSON, one an event, each with "kind" and "step"; appended and flushed at once, and given to trackers.
+    """RUN/metrics.jsonl: one line of JSON an event, with "kind" and "step"; the numbers also go to trackers.
 
-    Kinds are train, valid, skipped (a step that was not finite and left no trace), not_finite (one that ended the run),
-    resume (a start that is not exact).
+    Kinds are train, valid, skipped (a step that was not finite and changed nothing), not_finite (a step that ended the
+    run), resume (a start that is not exact). Each line is flushed at once.
 
     Attributes:
-        skipped: the steps that were skipped so far, ascending.
+        skipped: steps that were skipped so far, ascending.
     """
 
     def __init__(self, run: Path, resume_step: int, *, silent: bool = False, trackers: Sequence[Tracker] = ()):
-        """Open RUN/metrics.jsonl, and drop the lines of steps after `resume_step`: they will happen again.
+        """Open RUN/metrics.jsonl and remove the lines of steps after `resume_step`, which will be repeated.
 
         Args:
-            run: the run's folder.
-            resume_step: where it goes on; 0 at the beginning.
-            silent: write nothing, in a process beside the one that does.
-            trackers: who is told the numbers too; closed with the log.
+            run: folder of the run.
+            resume_step: step at which the run is resumed; 0 at the beginning.
+            silent: write nothing, in all processes but the first.
+            trackers: trackers that get the numbers too; they are closed with the log.
         """
         self._trackers = trackers
         self.skipped: list[int] = []
@@ -53,7 +53,7 @@ class MetricsLog:
         self._handle = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (open for the whole run)
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """Append one line; a value that is not finite is written as null, as JSON has no NaN."""
+        """Append one line; a value that is not finite is written as null, since JSON has no NaN."""
         row = {"kind": kind, "step": step}
         for name, value in values.items():
             value = value.item() if hasattr(value, "item") else value
@@ -67,7 +67,7 @@ class MetricsLog:
             tracker.log(step, numbers)
 
     def close(self) -> None:
-        """Flush to the disk and close."""
+        """Write everything to the disk; close the file and the trackers."""
         self._handle.flush()
         if self.path != Path(os.devnull):
             os.fsync(self._handle.fileno())
@@ -77,10 +77,10 @@ class MetricsLog:
 
 
 def read_metrics(run: Path) -> list[dict]:
-    """Return the lines of RUN/metrics.jsonl; a last line cut short by a kill is left out.
+    """Return the lines of RUN/metrics.jsonl, without a last line that was cut short by a kill.
 
     Raises:
-        InputError: there is no such file, or a line before the last is not JSON with a kind and a step.
+        InputError: the file does not exist, or a line before the last is not JSON with a kind and a step.
     """
     path = Path(run) / METRICS_FILE
     if not path.is_file():
@@ -95,24 +95,24 @@ def read_metrics(run: Path) -> list[dict]:
             rows.append(row)
         except ValueError as error:
             if number < len(lines):
-                raise InputError(f"{path}, line {number}, is not a line of a run: {error}.") from error
+                raise InputError(f"{path}, line {number}, is not a line of a metrics file: {error}.") from error
     return rows
 
 
 class TextLog:
-    """What is said on the terminal, and in RUN/train.log with the time; used as a context, it adds how a run ended."""
+    """Messages on the terminal and, with the time, in RUN/train.log. As a context manager it also logs an error."""
 
     def __init__(self, run: Path | None):
-        """Append to the run's file; None says things on the terminal alone."""
+        """Append to RUN/train.log; if `run` is None, messages go to the terminal alone."""
         self._path = None if run is None else run / TEXT_FILE
 
     def say(self, text: str) -> None:
-        """Say it in both places."""
+        """Write a message to the terminal and to the file."""
         console.print(text, highlight=False, soft_wrap=True)
         self.note(text)
 
     def note(self, text: str) -> None:
-        """Say it in the file alone."""
+        """Write a message to the file alone."""
         if self._path is not None:
             now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
             with open(self._path, "a", encoding="utf-8") as handle:
@@ -127,9 +127,9 @@ class TextLog:
 
 
 class ProgressLine:
-    """The line on the terminal: step, loss, accuracy, tokens per second, time left.
+    """The progress line on the terminal: step, loss, accuracy, tokens per second, time left.
 
-    Every half minute a plain line goes into the text log, and to the output where that is not a terminal.
+    Every half minute the same numbers go into the text log, and to the output where that is not a terminal.
     """
 
     PLAIN_EVERY_SECONDS = 30.0
@@ -151,7 +151,7 @@ class ProgressLine:
         self._task = self._progress.add_task(description, total=total, completed=done, numbers="compiling")
 
     def update(self, step: int, loss: float, accuracy: float, tokens_per_second: float) -> None:
-        """Show the newest numbers."""
+        """Show the numbers of a step; NaN tokens per second are left out."""
         numbers = f"loss {loss:.3f}  accuracy {100 * accuracy:.1f} %"
         if not math.isnan(tokens_per_second):
             numbers += f"  {tokens_per_second:,.0f} tokens/s"
@@ -160,21 +160,21 @@ class ProgressLine:
         if now - self._last_plain > self.PLAIN_EVERY_SECONDS or step == self._total:
             self._last_plain = now
             left = (now - self._start) / max(step - self._done_at_start, 1) * (self._total - step)
-            tell = self._text.note if console.is_terminal else self._text.say
-            tell(f"{self._description}: step {step} of {self._total}  {numbers}  {left:,.0f} s left")
+            write = self._text.note if console.is_terminal else self._text.say
+            write(f"{self._description}: step {step} of {self._total}  {numbers}  {left:,.0f} s left")
 
     def start(self) -> None:
-        """Begin to show."""
+        """Show the line."""
         self._progress.start()
 
     def stop(self) -> None:
-        """Leave the line as it is."""
+        """Stop updating the line; it stays on the terminal."""
         self._progress.stop()
 
 
 @contextlib.contextmanager
 def progress_line(total: int, done: int, description: str, text: TextLog | None = None) -> Iterator[ProgressLine]:
-    """Show a progress line for the length of a block."""
+    """Show a progress line while the block of a with statement runs."""
     line = ProgressLine(total, done, description, text)
     line.start()
     try:

@@ -1,6 +1,6 @@
-"""One page about a folder of runs: what the data are, how training went, the scores, the figures, and what they say.
+"""The report: one page about several runs, with their data, curves, scores and figures, and sentences about them.
 
-It reads files that the other commands wrote and computes nothing new but the sentences, which follow from the numbers.
+It reads files that the other commands wrote. It computes nothing but the sentences, which follow from the numbers.
 """
 
 import json
@@ -23,10 +23,15 @@ from proteinlm.runs.logs import read_metrics
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What a run's folder says: its config, its curves, its scores and the folder of its figures.
+    """The files of a run's folder that the report reads.
 
     Attributes:
-        label: the folder's name, with its parent's where several runs have the same.
+        folder: folder of the run.
+        config: config of the run.
+        dataset: folder of its dataset.
+        metrics: lines of metrics.jsonl.
+        evaluation: contents of evaluation.json; empty if the run was not evaluated.
+        label: name of the folder, with that of its parent where several runs have the same name.
     """
 
     folder: Path
@@ -48,14 +53,14 @@ class RunFiles:
 
     @property
     def last_step(self) -> int:
-        """The newest step in the log that was made."""
+        """The last step in the log that changed the model or was skipped."""
         return max((row["step"] for row in self.metrics if row["kind"] != "not_finite"), default=0)
 
     @property
     def steps(self) -> str:
-        """How far it came, as "20" or "5 of 20"."""
-        last, wanted = self.last_step, self.config.num_steps
-        return f"{last:,}" if last >= wanted else f"{last:,} of {wanted:,}"
+        """Number of steps done, such as "20", or "5 of 20" if the run is not finished."""
+        last, total = self.last_step, self.config.num_steps
+        return f"{last:,}" if last >= total else f"{last:,} of {total:,}"
 
     def score(self, split: str, model: str) -> dict | None:
         """Return the residue score of a split for a model ("empirical baseline" or the run's name)."""
@@ -66,27 +71,29 @@ class RunFiles:
 
 
 def find_runs(*folders: Path) -> list[RunFiles]:
-    """Return the runs that folders are or hold, each once, in the folders' order and by name inside each.
+    """Return the runs in folders, each once, in the order of the folders and by name inside each.
+
+    Args:
+        folders: folders of runs, or folders that contain folders of runs.
 
     Raises:
-        InputError: a folder holds none.
+        InputError: a folder contains no run.
     """
-    places: dict[Path, Path] = {}
+    run_folders: dict[Path, Path] = {}
     for folder in folders:
-        found = (
-            [folder] if (folder / CONFIG_FILE).is_file() else sorted(p.parent for p in folder.glob(f"*/{CONFIG_FILE}"))
-        )
-        if not found:
+        is_run = (folder / CONFIG_FILE).is_file()
+        inside = [folder] if is_run else sorted(path.parent for path in folder.glob(f"*/{CONFIG_FILE}"))
+        if not inside:
             raise InputError(f"{folder} holds no training run: give the folder of a run, or one that contains runs.")
-        for run in found:
-            places.setdefault(run.resolve(), run)
+        for run in inside:
+            run_folders.setdefault(run.resolve(), run)
     runs = []
-    names = [place.name for place in places]
-    for place, run in places.items():
+    names = [path.name for path in run_folders]
+    for path, run in run_folders.items():
         config, origin = read_run_files(run)
         evaluation = run / "evaluation.json"
         saved = _read_json(evaluation) if evaluation.is_file() else {}
-        label = place.name if names.count(place.name) == 1 else f"{place.parent.name}/{place.name}"
+        label = path.name if names.count(path.name) == 1 else f"{path.parent.name}/{path.name}"
         runs.append(RunFiles(run, config, Path(origin["dataset"]), read_metrics(run), saved, label))
     return runs
 
@@ -99,31 +106,31 @@ def _read_json(path: Path) -> dict:
 
 
 def write_report(*folders: str | Path, output: str | Path | None = None) -> Path:
-    """Write report.md with curves.png and curves.pdf about runs, and return the page's path.
+    """Write report.md, curves.png and curves.pdf about runs, and return the path of the page.
 
     Args:
-        folders: of runs, or folders that hold runs.
-        output: where the page goes; by default into the folder, if it is one, else into the one that holds them all.
+        folders: folders of runs, or folders that contain folders of runs.
+        output: output folder; by default the one folder that was named, or the closest folder that contains all named.
 
     Raises:
-        InputError: a folder holds no run.
+        InputError: a folder contains no run.
     """
     paths = [Path(folder) for folder in folders]
     runs = find_runs(*paths)
     common = paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.resolve() for path in paths]))
-    place = common if output is None else Path(output)
+    page_folder = common if output is None else Path(output)
     curves = [Curve(run.label, run.metrics) for run in runs]
-    save_figure(plot_curves(curves), place / "curves")
-    sections = ["# Report\n", _introduction(runs), _data(runs, place), _training(runs), _scores(runs)]
-    sections += [_figures(run, place) for run in runs]
-    path = place / "report.md"
+    save_figure(plot_curves(curves), page_folder / "curves")
+    sections = ["# Report\n", _introduction(runs), _data(runs, page_folder), _training(runs), _scores(runs)]
+    sections += [_figures(run, page_folder) for run in runs]
+    path = page_folder / "report.md"
     with whole_file(path) as handle:
         handle.write("\n".join(section for section in sections if section))
     return path
 
 
 def _introduction(runs: Sequence[RunFiles]) -> str:
-    lines = ["Each number below was measured by the commands that made this folder; nothing is copied from a paper.\n"]
+    lines = ["The commands that made this folder measured every number below; none is copied from a paper.\n"]
     lines += ["| run | objective | attention | layers x width | rows x tokens | steps |", "|---|---|---|---|---|---|"]
     for run in runs:
         c = run.config
@@ -139,7 +146,7 @@ def _data(runs: Sequence[RunFiles], folder: Path) -> str:
     parts = []
     for path in sorted({run.dataset for run in runs}):
         if not path.is_dir():
-            parts.append(f"The dataset {path} is no longer there, so its table is left out.\n")
+            parts.append(f"The dataset {path} does not exist any more, so its table is left out.\n")
             continue
         dataset = ProteinDataset.open(path)
         frame = table_1(dataset.statistics)
@@ -156,24 +163,25 @@ def _training(runs: Sequence[RunFiles]) -> str:
     lines = [
         "## Training\n",
         "![Perplexity and accuracy over steps](curves.png)\n",
-        "Train is dashed (every counted token of the steps since the last point, eos included, with dropout if the "
-        "config has any), validation is solid (residues alone, no dropout; the last point may be of more sequences).\n",
+        "Dashed lines are training: all counted tokens of the steps since the last point, eos included, with dropout "
+        "if the config has any. Solid lines are validation: residues alone, no dropout; the last point may be of more "
+        "sequences.\n",
     ]
     lines += [f"- {run.label}: {'; '.join(_course(run))}." for run in runs]
     return "\n".join(lines) + "\n"
 
 
 def _course(run: RunFiles) -> list[str]:
-    """Return what there is to say about how a run went: speed, the best step, what was skipped or not exact."""
+    """Return phrases about the course of a run: speed, best step, skipped steps, starts that were not exact."""
     kinds: dict[str, list[dict]] = {"train": [], "valid": [], "skipped": [], "not_finite": [], "resume": []}
     for row in run.metrics:
         kinds.setdefault(row["kind"], []).append(row)
     parts = [f"{run.steps} steps"]
     for row in kinds["not_finite"][-1:]:
-        found = ", ".join(f"{_number(row[name], digits=4)}" for name in ("loss", "gradient_norm", "parameter_norm"))
+        values = ", ".join(f"{_number(row[name], digits=4)}" for name in ("loss", "gradient_norm", "parameter_norm"))
         parts.append(
             f"ended at step {row['step']:,}, which was not finite (loss, norms of the gradient and of the updated "
-            f"parameters: {found}; - is not finite)"
+            f"parameters: {values}; - is not finite)"
         )
     rates = [row["tokens_per_second"] for row in kinds["train"] if row["tokens_per_second"]]
     if rates:
@@ -189,18 +197,22 @@ def _course(run: RunFiles) -> list[str]:
 
 
 def _best(run: RunFiles, valid: Sequence[dict]) -> list[str]:
-    """Return the sentence about the lowest loss among the evaluations that were made on the same sample of valid."""
-    # The evaluation at the end is on all of valid, but has the loss on the sample too.
-    losses = [(row["sample_loss"], row["sample_sequences"], row) for row in valid]
-    alike = [(loss, row["step"]) for loss, number, row in losses if number == losses[0][1] and loss is not None]
-    if not alike:
+    """Return a phrase about the lowest loss among the evaluations on the same sample of valid; none without valid."""
+    # The evaluation at the end is of all of valid, and has the loss on the sample too.
+    sizes = [row["sample_sequences"] for row in valid]
+    losses = [
+        (row["sample_loss"], row["step"])
+        for row, size in zip(valid, sizes, strict=True)
+        if size == sizes[0] and row["sample_loss"] is not None
+    ]
+    if not losses:
         return []
-    loss, step = min(alike)
+    loss, step = min(losses)
     kept = (run.folder / CHECKPOINTS / str(step)).is_dir()
-    others = f" of {len(valid):,}, the others being of another number" if len(alike) < len(valid) else ""
+    others = f" of {len(valid):,}; the others used another number" if len(losses) < len(valid) else ""
     return [
-        f"lowest loss on valid {loss:.4f} at step {step:,} (compared on the same {losses[0][1]:,} sequences in "
-        f"{len(alike):,} evaluations{others}{f'; its checkpoint is kept: `--step {step}`' if kept else ''})"
+        f"lowest loss on valid {loss:.4f} at step {step:,} (compared on the same {sizes[0]:,} sequences in "
+        f"{len(losses):,} evaluations{others}{f'; its checkpoint is kept: `--step {step}`' if kept else ''})"
     ]
 
 
@@ -223,11 +235,12 @@ def _scores(runs: Sequence[RunFiles]) -> str:
         for s in run.scores
     ]  # fmt: skip
     text = (
-        "## Scores\n\nPerplexity is exp of the mean negative log-likelihood per counted token: the number of residues "
-        "that the model hesitates between. The baseline always says the residue frequencies of train; it and the "
-        "uniform guess are scored on the same tokens as the model. Intervals are 95 % by bootstrap over sequences "
-        "(windows, for concatenated runs). A masked model is scored on the residues that its masks select; it sees "
-        "some of them as they are (one in ten, as in BERT), and copying these already gains something.\n\n"
+        "## Scores\n\nPerplexity is exp of the mean negative log-likelihood per counted token. A model that chooses "
+        "between N equally likely residues has perplexity N. The baseline always predicts the residue frequencies of "
+        "train. It and the uniform guess are scored on the same tokens as the model. Intervals are 95 % by bootstrap "
+        "over sequences (windows, for concatenated runs). A masked model is scored on the residues that its masks "
+        "select. Some of them are not hidden (one in ten, as in BERT), so a model that copies these is already better "
+        "than the baseline.\n\n"
     )
     sentences = [_what_was_scored(run) for run in runs if run.scores]
     sentences += [sentence for run in runs for sentence in what_the_scores_say(run)]
@@ -246,14 +259,14 @@ def _what_was_scored(run: RunFiles) -> str:
     about = run.evaluation
     text = f"{run.name}: checkpoint of step {about['step']}, {about['rows']}, on `{Path(about['dataset']).name}`"
     if about["step"] != run.last_step:
-        text += f"; training has gone on to step {run.last_step} since: evaluate again"
+        text += f"; training has gone on to step {run.last_step} since then: evaluate again"
     if Path(about["dataset"]) != run.dataset:
-        text += f"; this is not the dataset that it was trained on (`{run.dataset}`)"
+        text += f"; the run was trained on another dataset (`{run.dataset}`)"
     return text + "."
 
 
 def what_the_scores_say(run: RunFiles) -> list[str]:
-    """Return sentences that follow from a run's scores: against the baseline, and ood against test."""
+    """Return sentences that compare a run's scores with those of the baseline, and ood with test."""
     sentences = []
     gains = {}
     for split in ("test", "ood"):
@@ -271,7 +284,7 @@ def what_the_scores_say(run: RunFiles) -> list[str]:
         pair = f"{run.name}: perplexity {ood['perplexity']:.2f} on ood"
         if ood["perplexity"] <= test["perplexity"]:
             sentences.append(
-                f"{pair} is not worse than {test['perplexity']:.2f} on test: this model has not learned what is "
+                f"{pair} is not worse than {test['perplexity']:.2f} on test: this model has learned nothing that is "
                 "particular to the families of train."
             )
         else:
@@ -280,53 +293,54 @@ def what_the_scores_say(run: RunFiles) -> list[str]:
 
 
 def _why_worse(test: dict, ood: dict, gains: dict[str, float]) -> str:
-    """Say how sure it is that ood is worse, and whether the baseline finds ood just as much harder."""
+    """Return the end of the sentence on ood: whether intervals overlap, and whether the baseline is as much worse."""
     if ood["perplexity_low"] is None or test["perplexity_high"] is None:
         return ", but from so few sequences that no interval can be given"
     if ood["perplexity_low"] <= test["perplexity_high"]:
-        return ", but the intervals overlap: more ood sequences or more training would tell"
+        return ", but the intervals overlap: more ood sequences or more training are needed to decide"
     if gains["test"] - gains["ood"] < 0.02:
         return (
-            ", beyond both intervals, but no more so than for the baseline: the composition of ood differs, and this "
-            "model has learned little else"
+            ", beyond both intervals, but no more so than for the baseline: the residue composition of ood differs, "
+            "and this model has learned little else"
         )
-    return ", beyond both intervals and by more than for the baseline: families that were never seen are harder"
+    return ", beyond both intervals and by more than for the baseline: families that are not in train are harder"
 
 
 def _figures(run: RunFiles, folder: Path) -> str:
-    place = run.folder / "analysis"
+    analysis = run.folder / "analysis"
     parts = []
-    if (place / "attention.png").is_file():
+    if (analysis / "attention.png").is_file():
         parts.append(
-            f"![Attention maps]({os.path.relpath(place / 'attention.png', folder)})\n\n"
-            "Each panel is one head's attention matrix, measured by one-hot V probing: row i says where residue i "
-            "looks. A diagonal is a head that looks at neighbours, a vertical line one that looks at the same residues "
-            "from everywhere.\n"
+            f"![Attention maps]({os.path.relpath(analysis / 'attention.png', folder)})\n\n"
+            "Each panel is the attention matrix of one head, measured by one-hot V probing. Row i has the weights with "
+            "which residue i attends to all residues. A diagonal is a head that attends to neighbours; a vertical line "
+            "is a head that attends to the same residues from all positions.\n"
         )
-    if (place / "similarity.png").is_file():
-        parts.append(f"![Amino-acid similarity]({os.path.relpath(place / 'similarity.png', folder)})\n")
-        parts.append(_similarity_sentence(_read_json(place / "similarity.json")))
+    if (analysis / "similarity.png").is_file():
+        parts.append(f"![Amino-acid similarity]({os.path.relpath(analysis / 'similarity.png', folder)})\n")
+        parts.append(_similarity_sentence(_read_json(analysis / "similarity.json")))
     return f"## What attention learned: {run.name}\n\n" + "\n".join(parts) if parts else ""
 
 
 def _similarity_sentence(numbers: dict) -> str:
     agreement = numbers["agreement"]
     if agreement["pearson"] is None:
-        return "These heads attend too evenly for a correlation with BLOSUM to be computed.\n"
+        return "The attention of these heads is too even to compute a correlation with BLOSUM.\n"
     p, floor = agreement["pearson_p"], 1 / (agreement["num_permutations"] + 1)
     verdict = "more alike than shuffled labels would be" if p < 0.05 else "not distinguishable from shuffled labels"
     pairs = ", ".join("({}, {})".format(*row["pair"]) for row in numbers["closest_pairs"][:6])
     return (
-        "Two amino acids are similar when the same heads attend to both. Over "
+        "Two amino acids count as similar when the same heads attend to both. Over "
         f"{numbers['num_sequences']:,} sequences and {numbers['num_heads_used']} heads, the correlation with "
         f"normalised {numbers['blosum']} over the {agreement['num_pairs']} pairs of different residues is "
         f"{agreement['pearson']:.2f} (Pearson; permutation p {'at most' if p <= floor else '='} {p:.2g}): {verdict}. "
-        f"With so few heads as in a small model, unrelated residues often look alike too. Closest pairs: {pairs}.\n"
+        "A small model has few heads, and with few heads unrelated residues often appear similar too. Closest pairs: "
+        f"{pairs}.\n"
     )
 
 
 def markdown_table(columns: Iterable[str], rows: Iterable[Sequence]) -> str:
-    """Return a Markdown table; numbers that are not whole get two decimals."""
+    """Return a Markdown table; numbers that are not integers get two decimals."""
 
     def cell(value) -> str:
         if isinstance(value, float):

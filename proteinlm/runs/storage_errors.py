@@ -1,4 +1,4 @@
-"""What Orbax and TensorStore raise, log and print when something goes wrong, as one sentence each."""
+"""Errors of Orbax and TensorStore as one sentence each; their long logs and tracebacks are suppressed."""
 
 import contextlib
 import logging
@@ -14,12 +14,12 @@ from proteinlm.errors import InputError
 
 
 def of_main_thread(record: logging.LogRecord) -> bool:
-    """Drop what threads of Orbax log while they write: errors, with pages of traceback, that `wait` raises anyway."""
+    """Logging filter that drops records of Orbax's threads: they log long tracebacks of errors that `wait` raises."""
     return record.thread == threading.main_thread().ident
 
 
 def reason_of(error: Exception, folder: Path) -> str:
-    """Return what is wrong with a checkpoint: of TensorStore's long sentences, the code and the file."""
+    """Return the reason of an error in a few words: for TensorStore's long messages, the code and the file."""
     files = re.findall(r'local file "([^"]+)"', f"{error}")
     code = re.match(r"[A-Z_]+(?=:)", f"{error}")
     if files and code:
@@ -30,7 +30,7 @@ def reason_of(error: Exception, folder: Path) -> str:
 
 @contextlib.contextmanager
 def quiet_callbacks() -> Iterator[None]:
-    """Drop what TensorStore's threads print of the other arrays, once reading one has failed and nobody waits."""
+    """Suppress messages that TensorStore's threads print about the other arrays after reading one array has failed."""
     before = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
@@ -38,14 +38,19 @@ def quiet_callbacks() -> Iterator[None]:
             before(unraisable)
 
     sys.unraisablehook = hook
-    # After an error it stays: the threads go on for a while.
+    # Not restored after an error: the threads print for a while longer.
     yield
     sys.unraisablehook = before
 
 
 @contextlib.contextmanager
-def full_disk_is_said(what: str, whole: list[int]) -> Iterator[None]:
-    """Turn the many errors of a full disk (TensorStore's are ValueErrors, with pages of traceback logged) into one."""
+def full_disk_as_input_error(what: str, complete_steps: list[int]) -> Iterator[None]:
+    """Raise one InputError for the various errors of a full disk (TensorStore raises ValueErrors and logs tracebacks).
+
+    Args:
+        what: the file or folder that is written, for the message.
+        complete_steps: steps of the complete checkpoints, for the message.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -54,9 +59,12 @@ def full_disk_is_said(what: str, whole: list[int]) -> Iterator[None]:
         text = f"{error}"
         if not any(word in text for word in ("No space left", "RESOURCE_EXHAUSTED", "Disk quota exceeded")):
             raise
-        kept = f"the newest whole one is of step {whole[-1]}" if whole else "there is none before it"
+        if complete_steps:
+            newest = f"the newest complete checkpoint is of step {complete_steps[-1]}"
+        else:
+            newest = "there is no complete checkpoint"
         raise InputError(
-            f"the disk is full: {what} could not be written; {kept}. Make room, then the same command resumes."
+            f"the disk is full: {what} could not be written; {newest}. Make room, then the same command resumes."
         ) from error
     finally:
         logging.disable(before)

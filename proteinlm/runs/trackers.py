@@ -1,4 +1,4 @@
-"""Other places that a run's numbers go to, beside metrics.jsonl: TensorBoard and Weights & Biases, where installed."""
+"""Trackers: TensorBoard and Weights & Biases, which get the numbers of metrics.jsonl too, where installed."""
 
 import hashlib
 import importlib.util
@@ -12,14 +12,14 @@ from proteinlm.errors import InputError
 
 
 class Tracker(Protocol):
-    """Something that takes numbers by name and step."""
+    """A service that logs numbers by name and step."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Take the numbers of a step, named as "train/loss"."""
+        """Log the numbers of a step, by names such as "train/loss"."""
         ...
 
     def close(self) -> None:
-        """Write out what is left."""
+        """Write what is still in memory."""
         ...
 
 
@@ -29,7 +29,7 @@ class _TensorBoard:
     def __init__(self, run: Path, start: int, _config: Config):
         import tensorboardX  # pyright: ignore[reportMissingImports]
 
-        # What lies beyond the step where the run goes on, 0 at the beginning, will happen again.
+        # Removes numbers of steps after the start, which will be repeated.
         self._writer = tensorboardX.SummaryWriter(str(run / "tensorboard"), purge_step=start + 1)
 
     def log(self, step: int, values: dict[str, float]) -> None:
@@ -46,11 +46,11 @@ class _Wandb:
     def __init__(self, run: Path, _start: int, config: Config):
         import wandb  # pyright: ignore[reportMissingImports]
 
-        place = str(run.resolve())
-        identity = f"{run.resolve().name}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+        folder = str(run.resolve())
+        identity = f"{run.resolve().name}-{hashlib.sha256(folder.encode()).hexdigest()[:8]}"
         try:
             self._run = wandb.init(
-                project="proteinlm", name=run.resolve().name, id=identity, resume="allow", dir=place,
+                project="proteinlm", name=run.resolve().name, id=identity, resume="allow", dir=folder,
                 config=json.loads(config.to_json()),
             )  # fmt: skip
         except wandb.Error as error:
@@ -70,15 +70,15 @@ _TRACKERS: dict[str, tuple[str, Callable[[Path, int, Config], Tracker]]] = {
 
 
 def check_trackers(text: str) -> tuple[str, ...]:
-    """Return the names in "tensorboard,wandb"; "" is none.
+    """Return the names of trackers in a text such as "tensorboard,wandb"; none for "".
 
     Raises:
-        InputError: an unknown name, or one whose package is not installed.
+        InputError: a name is unknown, or its package is not installed.
     """
     names = tuple(name for name in text.replace(" ", "").split(",") if name)
     for name in names:
         if name not in _TRACKERS:
-            raise InputError(f"--track does not know {name!r}; there are {', '.join(_TRACKERS)}, separated by commas.")
+            raise InputError(f"--track {name!r} is unknown; there are {', '.join(_TRACKERS)}, separated by commas.")
         package = _TRACKERS[name][0]
         if importlib.util.find_spec(package) is None:
             raise InputError(f"--track {name} needs the package {package}: pip install 'proteinlm[logging]'.")
@@ -86,12 +86,12 @@ def check_trackers(text: str) -> tuple[str, ...]:
 
 
 def open_trackers(names: tuple[str, ...], run: Path, start: int, config: Config) -> list[Tracker]:
-    """Return the trackers of `check_trackers`' names for a run that goes on at step `start`."""
+    """Return the trackers of these names (from `check_trackers`) for a run that starts or resumes at step `start`."""
     return [_TRACKERS[name][1](run, start, config) for name in names]
 
 
 def tagged(kind: str, values: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers among a line's values under "KIND/NAME"."""
+    """Return the values of a line that are numbers, by names "KIND/NAME"."""
     return {
         f"{kind}/{name}": value
         for name, value in values.items()

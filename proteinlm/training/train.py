@@ -19,7 +19,8 @@ from proteinlm.evaluation.evaluate import EvaluationStep, evaluate_split, make_e
 from proteinlm.evaluation.metrics import Sums
 from proteinlm.models.randomness import redraws_until
 from proteinlm.runs.checkpoints import Checkpoints
-from proteinlm.runs.folder import RunLock, environment, write_environment, write_readme
+from proteinlm.runs.environment import environment, write_environment
+from proteinlm.runs.folder import RunLock, write_readme
 from proteinlm.runs.logs import METRICS_FILE, MetricsLog, TextLog, progress_line, read_metrics
 from proteinlm.runs.trackers import check_trackers, open_trackers
 from proteinlm.training.meter import Meter

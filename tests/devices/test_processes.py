@@ -102,7 +102,7 @@ def test_two_processes_interrupted_and_resumed_give_the_losses_of_one(tmp_path, 
 
     # What two processes wrote, one reads, and scores alike.
     both = json.loads((tmp_path / "run" / "evaluation.json").read_text())
-    evaluate_command([tmp_path / "run"], ("valid",), None, None)
+    evaluate_command([tmp_path / "run"], ("valid",), None, "last")
     one = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     for a, b in zip(both["scores"], one["scores"], strict=True):
         assert (a["model"], a["num_tokens"], a["num_sequences"]) == (b["model"], b["num_tokens"], b["num_sequences"])

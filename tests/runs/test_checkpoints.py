@@ -169,7 +169,7 @@ def test_a_damaged_checkpoint_is_one_sentence_with_a_way_on(two_checkpoints, tmp
     shutil.copytree(two_checkpoints, run)
     damage(run / "checkpoints" / "20")
     for read_only, advice in (
-        (False, r"remove or move that folder, and the same command goes on from step 10, the one before\."),
+        (False, r"remove or move that folder, and the same command resumes from step 10, the one before\."),
         (True, r"name another step with --step \(there is 10\)\."),
     ):
         checkpoints = Checkpoints(run, read_only=read_only)
@@ -180,7 +180,7 @@ def test_a_damaged_checkpoint_is_one_sentence_with_a_way_on(two_checkpoints, tmp
         checkpoints.close()
     shutil.rmtree(run / "checkpoints" / "10")
     checkpoints = Checkpoints(run)
-    with pytest.raises(InputError, match="the same command begins anew: there is none before it"):
+    with pytest.raises(InputError, match="the same command starts from the beginning: there is no earlier checkpoint"):
         checkpoints.config(20), checkpoints.restore(20, jax.eval_shape(tree))
     checkpoints.close()
     assert "Event loop is closed" not in capfd.readouterr().err

@@ -46,7 +46,7 @@ def test_bad_files_are_named(tmp_path):
     good = b'{"kind": "train", "step": 1}\n'
     for bad in (b"nonsense", b"[]", b"{}", b"\xff\xfe"):
         (tmp_path / METRICS_FILE).write_bytes(good + bad + b"\n" + good)
-        with pytest.raises(InputError, match="line 2, is not a line of a run"):
+        with pytest.raises(InputError, match="line 2, is not a line of a metrics file"):
             read_metrics(tmp_path)
 
 

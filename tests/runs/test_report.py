@@ -41,7 +41,7 @@ def test_sentences_follow_from_the_numbers(tmp_path):
 
 def test_a_page_with_everything(tiny_runs):
     folder = tiny_runs["causal"].parent
-    evaluate_command([tiny_runs["causal"]], ("test", "ood"), None, None)
+    evaluate_command([tiny_runs["causal"]], ("test", "ood"), None, "last")
     page = write_report(folder).read_text()
     for word in ("# Report", "| causal | causal | generalized (relu)", "## Data", "| train |", "curves.png", "tokens/s",
                  "empirical baseline", "causal on test: perplexity"):  # fmt: skip
@@ -100,15 +100,15 @@ def test_how_a_run_ended_and_what_was_compared(tmp_path):
     assert "-, -, 1.5000" in text
     assert "200 tokens/s (median of 2 lines" in text
     assert course(tmp_path, train, num_steps=5).startswith("5 steps; ")
-    # Goes on with another eval_examples.
-    old = [
+    # The number of sequences of the sample was changed at a start that was not exact.
+    mixed = [
         valid(2, 3.5, 8, sample_loss=3.5, sample_sequences=8),
         valid(4, 3.25, 20, sample_loss=3.25, sample_sequences=20),
     ]
     assert (
-        "lowest loss on valid 3.5000 at step 2 (compared on the same 8 sequences in 1 evaluations of 2, the "
-        "others being of another number)"
-    ) in course(tmp_path, old)
+        "lowest loss on valid 3.5000 at step 2 (compared on the same 8 sequences in 1 evaluations of 2; the others "
+        "used another number)"
+    ) in course(tmp_path, mixed)
     new = [
         valid(2, 3.5, 8, sample_loss=3.5, sample_sequences=8),
         valid(4, 3.4, 20, sample_loss=3.25, sample_sequences=8),
@@ -121,7 +121,7 @@ def test_how_a_run_ended_and_what_was_compared(tmp_path):
 def test_one_ood_sequence_has_no_interval_and_no_crash(tmp_path, tiny_runs):
     run = tmp_path / "run"
     shutil.copytree(tiny_runs["causal"], run)
-    evaluate_command([run], ("test", "ood"), None, None)
+    evaluate_command([run], ("test", "ood"), None, "last")
     saved = json.loads((run / "evaluation.json").read_text())
     for row in saved["scores"]:
         if row["split"] == "ood":

@@ -24,7 +24,7 @@ def module(monkeypatch, name, **contents):
 
 def test_names_are_checked_before_anything_is_made(monkeypatch):
     assert check_trackers("") == ()
-    with pytest.raises(InputError, match="does not know 'tensorbord'; there are tensorboard, wandb"):
+    with pytest.raises(InputError, match="'tensorbord' is unknown; there are tensorboard, wandb"):
         check_trackers("tensorbord")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"--track wandb needs the package wandb: pip install 'proteinlm\[logging\]'"):

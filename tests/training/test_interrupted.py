@@ -108,7 +108,7 @@ def test_damaged_files_of_a_run_are_written_anew_or_given_up(copy, dataset):  # 
     shutil.rmtree(copy / "checkpoints")
     (copy / "config.json").write_text("")
     for act in (lambda: load_run(copy), lambda: train(small(), dataset, copy)):
-        with pytest.raises(InputError, match="no checkpoint to go on from: remove the folder, or name another one"):
+        with pytest.raises(InputError, match="no checkpoint to resume from: remove the folder, or name another one"):
             act()
 
 
@@ -129,7 +129,7 @@ def said(run):
 def test_a_damaged_checkpoint_is_said_when_training_goes_on(copy, dataset):  # noqa: F811
     shutil.rmtree(copy / "checkpoints" / "4" / "rest")
     before = contents(copy), rows(copy, "train")
-    with pytest.raises(InputError, match=r"checkpoints/4 cannot be read .* goes on from step 2, the one before"):
+    with pytest.raises(InputError, match=r"checkpoints/4 cannot be read .* resumes from step 2, the one before"):
         train(small(num_steps=5), dataset, copy)
     assert (contents(copy), rows(copy, "train")) == before
     shutil.rmtree(copy / "checkpoints" / "4")
