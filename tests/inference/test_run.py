@@ -15,7 +15,7 @@ from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.errors import InputError
 from proteinlm.evaluation.evaluate import evaluate_command
 from proteinlm.inference import run as run_module
-from proteinlm.inference.probing import attention_maps
+from proteinlm.inference.probing import Probe
 from proteinlm.inference.run import Run
 from proteinlm.runs.loading import load_run
 
@@ -121,7 +121,7 @@ def test_attention_is_that_of_the_residues(run):
     tokens = np.array([[*special, *alphabet.encode("MKTAYIAKQR"), *([] if special else [alphabet.EOS])]], np.uint8)
     first = len(special)
     np.testing.assert_allclose(
-        maps, attention_maps(run.model, tokens)[:, 0, :, first : first + 10, first : first + 10], atol=1e-6
+        maps, Probe(run.model, tokens).maps()[:, 0, :, first : first + 10, first : first + 10], atol=1e-6
     )
 
 
