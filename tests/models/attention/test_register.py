@@ -22,7 +22,7 @@ from proteinlm.config import (
 )
 from proteinlm.config.scale import scaled
 from proteinlm.devices.sharding import make_mesh, one_device
-from proteinlm.inference.probing import attention_maps
+from proteinlm.inference.probing import Probe
 from proteinlm.models.attention.base import visible_pairs
 from proteinlm.models.transformer import ProteinLM
 from proteinlm.training.step import TrainStep
@@ -89,7 +89,7 @@ def test_a_registered_mechanism_runs_forward_and_is_probed():
     model = ProteinLM(config().model, causal=True, key=jax.random.key(0))
     tokens = some_tokens(2, 9)
     assert model(tokens).shape == (2, 9, TINY.vocab_size)
-    maps = attention_maps(model, np.asarray(tokens, np.uint8))
+    maps = Probe(model, np.asarray(tokens, np.uint8)).maps()
     expected = np.tril(np.ones((9, 9))) / np.arange(1, 10)[:, None]
     np.testing.assert_allclose(maps, np.broadcast_to(expected, maps.shape), atol=1e-6)
 
