@@ -1,4 +1,4 @@
-"""Small structures written as PDB and mmCIF, for the tests of contacts."""
+"""Small structures as PDB and mmCIF files, for the tests of contacts."""
 
 from Bio.Data.PDBData import protein_letters_1to3
 
@@ -13,24 +13,24 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def protein_atoms(letters, places, *, chain="A", first=1, missing=()):
-    """Return (kind, atom, residue, chain, number, place) of C-alpha and C-beta; C-beta is at `places`."""
+def protein_atoms(letters, coordinates, *, chain="A", first=1, missing=()):
+    """Return (kind, atom, residue, chain, number, coordinates) of C-alpha and C-beta; C-beta has `coordinates`."""
     atoms = []
-    for number, (letter, place) in enumerate(zip(letters, places, strict=True), first):
+    for number, (letter, (x, y, z)) in enumerate(zip(letters, coordinates, strict=True), first):
         if number in missing:
             continue
         name = protein_letters_1to3[letter].upper()
         if letter == "G":
-            atoms.append(("ATOM", "CA", name, chain, number, place))
+            atoms.append(("ATOM", "CA", name, chain, number, (x, y, z)))
         else:
-            # Far from everything: C-alpha in place of C-beta would give no contact at all.
-            atoms.append(("ATOM", "CA", name, chain, number, (place[0], place[1], place[2] + 500 + 20 * number)))
-            atoms.append(("ATOM", "CB", name, chain, number, place))
+            # C-alpha is far from all other atoms: code that used it in place of C-beta would find no contact.
+            atoms.append(("ATOM", "CA", name, chain, number, (x, y, z + 500 + 20 * number)))
+            atoms.append(("ATOM", "CB", name, chain, number, (x, y, z)))
     return atoms
 
 
 def pdb_text(atoms, sequences=None):
-    """Return a PDB file; `sequences` maps chains to letters for SEQRES."""
+    """Return the text of a PDB file; `sequences` maps chains to letters for SEQRES."""
     lines = []
     for chain, letters in (sequences or {}).items():
         names = [protein_letters_1to3[letter].upper() for letter in letters]
@@ -44,7 +44,7 @@ def pdb_text(atoms, sequences=None):
 
 
 def cif_text(atoms, sequences=None, label=None):
-    """Return an mmCIF file; chains are the authors', `label` maps them to mmCIF's own names."""
+    """Return the text of an mmCIF file. Chains have the authors' names; `label` maps these to mmCIF's label names."""
     label = label or {}
     lines = ["data_TEST", "loop_", *(f"_atom_site.{column}" for column in COLUMNS)]
     for serial, (kind, atom, residue, chain, number, (x, y, z)) in enumerate(atoms, 1):
@@ -60,7 +60,7 @@ def cif_text(atoms, sequences=None, label=None):
 
 
 def hairpin(letters, *, step=3.3, apart=5.0):
-    """Return places of a strand that turns in its middle and comes back, C-beta of i beside that of n - 1 - i."""
+    """Return coordinates of a hairpin: C-beta of residue i is beside that of residue n - 1 - i."""
     half = len(letters) / 2
     return [
         (step * min(i, len(letters) - 1 - i), 0.0 if i < half else apart, 0.0) for i in range(len(letters))

@@ -1,1 +1,1 @@
-"""What a model's attention has learned; takes a model and tokens, never a path to a run."""
+"""Analysis of the attention of a model: maps, kinds of heads, amino acids, windows, and contacts."""

@@ -111,7 +111,7 @@ def amino_acid_attention(
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames=("block", "causal"))
 def _layer_sums(graph, state, q, k, tokens, *, block, causal):
-    """Return ([H, R, R], [H], [H]): attention of residues to other residues by kind, to themselves, to special ones."""
+    """Return ([H, R, R], [H], [H]): attention of residues to others by kind, to themselves, to special tokens."""
     attention = nnx.merge(graph, state)
     length, heads, kinds = tokens.shape[1], q.shape[2], alphabet.NUM_RESIDUES
     mask = tokens != alphabet.PAD

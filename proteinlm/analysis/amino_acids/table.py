@@ -33,12 +33,12 @@ def agreement_by_layer(
     options = {"permutations": permutations, "seed": seed}
     rows = []
     for layer, number in enumerate(used):
-        alike = _agreement(lambda layer=layer: head_similarity(attention, layer=layer), reference, options)
-        direct = _agreement(lambda layer=layer: pair_enrichment(attention, layer=layer), reference, options)
+        similar = _agreement(lambda layer=layer: head_similarity(attention, layer=layer), reference, options)
+        enriched = _agreement(lambda layer=layer: pair_enrichment(attention, layer=layer), reference, options)
         rows.append(
             {
-                "layer": layer, "num_heads_used": int(number), **_named("similarity", alike),
-                **_named("enrichment", direct), "num_pairs": direct["num_pairs"],
+                "layer": layer, "num_heads_used": int(number), **_named("similarity", similar),
+                **_named("enrichment", enriched), "num_pairs": enriched["num_pairs"],
             }
         )  # fmt: skip
     table = pd.DataFrame(rows)
@@ -64,10 +64,12 @@ def agreement_by_head(
     options = {"permutations": permutations, "seed": seed}
     rows = []
     for layer, head in np.ndindex(layers, heads):
-        direct = _agreement(
+        enriched = _agreement(
             lambda layer=layer, head=head: pair_enrichment(attention, layer=layer, head=head), reference, options
         )
-        rows.append({"layer": layer, "head": head, **_named("enrichment", direct), "num_pairs": direct["num_pairs"]})
+        rows.append(
+            {"layer": layer, "head": head, **_named("enrichment", enriched), "num_pairs": enriched["num_pairs"]}
+        )
     table = pd.DataFrame(rows)
     table["enrichment_q"] = corrected(table["enrichment_pearson_p"].to_numpy())
     return table

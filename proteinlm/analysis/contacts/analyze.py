@@ -1,4 +1,4 @@
-"""From a model and a structure file to how well attention finds contacts: figures, their arrays, and a summary."""
+"""Analysis of attention against the contacts of a structure: figures, their arrays, and a summary."""
 
 import os
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import numpy as np
 
 from proteinlm.analysis.contacts import figures as contact_figures
 from proteinlm.analysis.contacts import measure as contacts
-from proteinlm.analysis.contacts.structures import Chain, Placement, place_chain
+from proteinlm.analysis.contacts.structures import Alignment, Chain, align_chain
 from proteinlm.errors import InputError
 from proteinlm.inference.probing import probe_protein
 from proteinlm.models.transformer import ProteinLM
@@ -20,18 +20,30 @@ from proteinlm.output.saving import rounded, save_arrays, save_summary
 
 @dataclass(frozen=True)
 class _Judged:
-    """A structure's pairs and what each head gives them; `raw` and `corrected` are float32 [layers * H, n]."""
+    """A structure and the attention at its n judged pairs of residues.
+
+    Attributes:
+        name: the protein's name in figures and messages.
+        letters: the residues that the model reads, one letter each.
+        chain: the chain of the structure.
+        alignment: the chain aligned to the protein.
+        pairs: the judged pairs.
+        raw: float32 [layers * H, n], symmetrised attention.
+        corrected: float32 [layers * H, n], the same after average product correction.
+        mean: float32 [n], the corrected mean over all heads.
+        closed_gaps: gaps in the residue numbers that no known sequence fills. The residues on either side are
+            neighbours in `letters`.
+    """
 
     name: str
     letters: str
     chain: Chain
-    placement: Placement
+    alignment: Alignment
     pairs: contacts.Pairs
     raw: np.ndarray
     corrected: np.ndarray
     mean: np.ndarray
     closed_gaps: tuple[tuple[int, int], ...]
-    """Gaps of the numbering that no sequence opens: the residues on either side stand as neighbours."""
 
 
 def analyze_structure(
@@ -43,11 +55,10 @@ def analyze_structure(
     sequence: bytes | None = None,
     training: Sequence[Chain] = (),
 ) -> dict:
-    """Measure how well a model's attention finds the contacts of a structure.
+    """Measure how well a model's attention predicts the contacts of a structure.
 
-    Writes OUTPUT/contacts.png and .pdf (the map), contact_precision.png and .pdf (tables), contacts.npz with every
-    array behind them and contacts.json with the summary. The map shows the regression where there is one, else the best
-    head.
+    Writes OUTPUT/contacts.png and .pdf (the map), contact_precision.png and .pdf (tables), contacts.npz with all arrays
+    and contacts.json with the summary. The map shows the regression if there is one, and otherwise the best head.
 
     Args:
         model: a causal or bidirectional model.
@@ -75,7 +86,7 @@ def analyze_structure(
     for other in others:
         if other.letters == judged.letters:
             raise InputError(
-                f"the training structure {other.name} has the sequence of the one that is judged: take others."
+                f"the training structure {other.name} has the same sequence as the structure to judge: use others."
             )
     layers, heads = model.config.num_layers, model.config.num_heads
     by_head = {
@@ -83,7 +94,7 @@ def analyze_structure(
         for kind in ("raw", "corrected")
     }
     chosen_on = others or [judged]
-    # The mean of L over training structures, each of which counts the same.
+    # The mean precision at L over the training structures, each with the same weight.
     ranking = np.mean([[_long_range(scores, j) for scores in j.corrected] for j in chosen_on], 0)
     best = int(np.argmax(np.nan_to_num(ranking, nan=-1)))
     where = f"training structures ({len(others)})" if others else "this protein"
@@ -104,14 +115,14 @@ def analyze_structure(
         shown, predictor = coefficients @ judged.corrected, f"logistic regression over {layers * heads} heads"
         table["logistic regression"] = contacts.precisions(shown, judged.pairs)
         arrays = {"coefficients": coefficients.reshape(layers, heads), "intercept": np.array(intercept)}
-    # The L highest of all pairs, equal ones in order of position.
+    # The L pairs with the highest scores; equal scores are in the order of positions.
     top = np.argsort(-shown, kind="stable")[: judged.pairs.num_resolved]
     predicted = np.stack([judged.pairs.first[top], judged.pairs.second[top]], 1)
     shape = (layers, heads, len(contacts.RANGES), len(contacts.CUTS))
     arrays |= {
         "residues": np.array(list(judged.letters)),
-        "places": judged.placement.places,
-        "contacts": contacts.contact_map(judged.placement.places),
+        "places": judged.alignment.coordinates,
+        "contacts": contacts.contact_map(judged.alignment.coordinates),
         "first": judged.pairs.first,
         "second": judged.pairs.second,
         "attention": judged.raw.reshape(layers, heads, -1),
@@ -125,11 +136,10 @@ def analyze_structure(
     }
     stem = Path(output) / "contacts"
     save_arrays(stem, arrays)
-    own_warnings = _warnings(judged)
+    warnings = _warnings(judged)
     figure, _ = contact_figures.contact_figure(
-        arrays["contacts"], judged.placement.resolved, predicted, name=judged.name, predictor=predictor,
-        notes=own_warnings,
-    )  # fmt: skip
+        arrays["contacts"], judged.alignment.resolved, predicted, name=judged.name, predictor=predictor, notes=warnings
+    )
     files = save_figure(figure, stem)
     long_range = by_head["corrected"][:, 0, 0].reshape(layers, heads)
     figure, _ = contact_figures.precision_figure(
@@ -139,7 +149,7 @@ def analyze_structure(
     files += save_figure(figure, stem.with_name("contact_precision"))
     summary = {
         **_described(judged),
-        "warnings": own_warnings + [f"{other.name}: {text}" for other in others for text in _gap_warnings(other)],
+        "warnings": warnings + [f"{other.name}: {text}" for other in others for text in _gap_warnings(other)],
         "causal": model.causal,
         "training_structures": [other.name for other in others],
         "best_head": {"layer": best // heads, "head": best % heads, "chosen_on": where},
@@ -153,15 +163,15 @@ def analyze_structure(
 
 
 def _judge(model, chain, name, sequence):
-    """Measure the attention at the judged pairs of a chain, a layer at a time."""
+    """Measure the attention at the judged pairs of a chain, one layer after another."""
     where = f"{Path(chain.path).name}, chain {chain.label}"
     name = where if name is None else f"{name} ({where})"
     letters = (chain.sequence or chain.letters).encode() if sequence is None else sequence
     probe = probe_protein(model, letters, name=name)
     protein = probe.protein
-    placement = place_chain(chain, protein.letters, name=name)
+    alignment = align_chain(chain, protein.letters, name=name)
     try:
-        pairs = contacts.judged_pairs(placement.places)
+        pairs = contacts.judged_pairs(alignment.coordinates)
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
     raw, corrected, total = [], [], 0
@@ -174,12 +184,12 @@ def _judge(model, chain, name, sequence):
     mean = pairs.of(contacts.average_product_corrected(np.asarray(total)))
     closed = chain.gaps if sequence is None and chain.sequence is None else ()
     return _Judged(
-        name, protein.letters, chain, placement, pairs, np.concatenate(raw), np.concatenate(corrected), mean, closed
+        name, protein.letters, chain, alignment, pairs, np.concatenate(raw), np.concatenate(corrected), mean, closed
     )
 
 
 def _described(judged):
-    placement, chain = judged.placement, judged.chain
+    alignment, chain = judged.alignment, judged.chain
     return {
         "protein": judged.name,
         "num_residues": len(judged.letters),
@@ -188,44 +198,44 @@ def _described(judged):
         "chains": list(chain.chains),
         "sequence_in_file": chain.sequence is not None,
         "num_resolved": judged.pairs.num_resolved,
-        "num_aligned": placement.num_aligned,
+        "num_aligned": alignment.num_aligned,
         "num_unresolved": len(judged.letters) - judged.pairs.num_resolved,
-        "num_mismatches": len(placement.mismatches),
-        "mismatches": _mismatches(placement),
-        "num_residues_without_structure": len(judged.letters) - placement.num_aligned,
-        "num_without_contact_atom": placement.num_aligned - judged.pairs.num_resolved,
-        "num_structure_residues_without_place": placement.num_inserted,
+        "num_mismatches": len(alignment.mismatches),
+        "mismatches": _mismatches(alignment),
+        "num_residues_without_structure": len(judged.letters) - alignment.num_aligned,
+        "num_without_contact_atom": alignment.num_aligned - judged.pairs.num_resolved,
+        "num_structure_residues_without_place": alignment.num_inserted,
         "gaps_closed_up": [{"after": a, "before": b, "missing": b - a - 1} for a, b in judged.closed_gaps],
         "contact": f"C-beta (glycine C-alpha) nearer than {contacts.CUTOFF:g} Å, {contacts.CLOSEST} or more apart",
         "pairs": contacts.contacts_by_range(judged.pairs),
     }
 
 
-def _mismatches(placement):
-    return [f"{mine}{place}{theirs}" for place, mine, theirs in placement.mismatches]
+def _mismatches(alignment):
+    return [f"{letter}{position}{structure_letter}" for position, letter, structure_letter in alignment.mismatches]
 
 
 def _warnings(judged):
-    """Return a sentence on each thing in which the structure does not fit the protein."""
-    placement, length = judged.placement, len(judged.letters)
-    found = _gap_warnings(judged)
-    if different := _mismatches(placement):
+    """Return a sentence for each difference between structure and protein."""
+    alignment, length = judged.alignment, len(judged.letters)
+    warnings = _gap_warnings(judged)
+    if different := _mismatches(alignment):
         listed = ", ".join(different[:5]) + (", …" if len(different) > 5 else "")
-        found.append(
-            f"{len(different)} of {placement.num_aligned} aligned residues differ{'s' if len(different) == 1 else ''} "
+        warnings.append(
+            f"{len(different)} of {alignment.num_aligned} aligned residues differ{'s' if len(different) == 1 else ''} "
             f"between protein and structure ({listed}): the model read the protein's."
         )
-    if number := placement.num_inserted:
-        found.append(
+    if number := alignment.num_inserted:
+        warnings.append(
             f"{number} residue{_plural(number)} of the structure ha{'s' if number == 1 else 've'} no counterpart in "
             f"the protein and {'is' if number == 1 else 'are'} left out."
         )
     if number := length - judged.pairs.num_resolved:
-        found.append(
+        warnings.append(
             f"{number} of the protein's {length} residues {'is' if number == 1 else 'are'} not resolved in the "
             "structure: pairs with them are not judged."
         )
-    return found
+    return warnings
 
 
 def _gap_warnings(judged):

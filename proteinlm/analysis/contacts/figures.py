@@ -1,4 +1,4 @@
-"""Figures of contacts: a predicted map against the true one, and tables of precision."""
+"""Figures of contacts: a map of predicted and true contacts, and tables of precision."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +15,7 @@ from proteinlm.analysis.contacts.measure import CLOSEST, CUTOFF, CUTS, RANGES
 from proteinlm.output import figures
 
 RIGHT, WRONG = figures.PALETTE[0], figures.PALETTE[4]
-"""Blue and orange: dark and light in greyscale too."""
+"""Colours of right and wrong predictions. Blue is dark and orange light in greyscale too."""
 _DEFINITION = f"contact: C-beta atoms nearer than {CUTOFF:g} Å, residues {CLOSEST} or more apart"
 
 
@@ -31,12 +31,12 @@ def contact_figure(
     """Draw true contacts below the diagonal and predicted ones above it.
 
     Args:
-        contacts: which residues touch; those fewer than 6 apart are not judged and not drawn.
-        resolved: which residues have a place; rows and columns of the others are grey.
-        predicted: pairs of residues from 0, of any order; drawn as right or wrong.
-        name: the protein, for the title.
-        predictor: what predicted, for the title.
-        notes: sentences on what to beware of, below the title.
+        contacts: True for pairs of residues in contact; those fewer than 6 apart are neither judged nor drawn.
+        resolved: True for residues with coordinates; rows and columns of the others are grey.
+        predicted: pairs of residues counted from 0, in any order; drawn as right or wrong.
+        name: name of the protein, for the title.
+        predictor: name of the predictor, for the title.
+        notes: warnings below the title.
 
     Returns:
         The Figure and its Axes.
@@ -61,7 +61,7 @@ def contact_figure(
         for start, stop in _runs(~resolved):
             panel.axhspan(start + 0.5, stop + 0.5, color=figures.HIDDEN, linewidth=0, zorder=0)
             panel.axvspan(start + 0.5, stop + 0.5, color=figures.HIDDEN, linewidth=0, zorder=0)
-        # A mark as large as its cell, but never too small to see.
+        # A mark is as large as its cell, but large enough to be visible.
         points = max(0.8 * (side - 0.7) * 72 / length, 1.6)
         panel.scatter(low + 1, high + 1, s=points**2, marker="s", color="0.25", linewidths=0)
         panel.scatter(second[right] + 1, first[right] + 1, s=points**2, marker="s", color=RIGHT, linewidths=0)
@@ -84,7 +84,7 @@ def contact_figure(
         if not resolved.all():
             handles.append(Patch(color=figures.HIDDEN, label="not resolved"))
         figure.legend(handles=handles, loc="outside lower center", ncols=2, columnspacing=1.5, handletextpad=0.4)
-        # Of the figure and not of the axes, whose middle lies right of the image's: a full line would be cut there.
+        # A title of the axes would be off centre, and a long line would be cut.
         figure.suptitle(title, fontsize=9, parse_math=False)
         if below:
             panel.set_title(below, fontsize=7, parse_math=False)
@@ -103,14 +103,14 @@ def precision_figure(
     """Draw a table of precision by predictor, range and cut, and the long-range precision at L of every head.
 
     Args:
-        table: for each predictor, in rows from the top, [3, 3] as `contacts.precisions` gives; NaN is drawn grey.
+        table: [3, 3] for each predictor, from `measure.precisions`, in rows from the top; NaN is grey.
         by_head: long-range precision at L of each head.
-        name: the protein, for the title.
-        note: a second line of the title.
-        layers, heads: numbers beside the heads; None counts from 0.
+        name: name of the protein, for the title.
+        note: second line of the title.
+        layers, heads: the numbers beside the heads; None counts from 0.
 
     Returns:
-        The Figure, and its two Axes.
+        The Figure and its two Axes.
     """
     values = np.stack([np.asarray(rows).reshape(-1) for rows in table.values()])
     both = np.concatenate([values.ravel(), by_head.ravel()])
@@ -158,6 +158,6 @@ def _sentence(text):
 
 
 def _runs(flags):
-    """Return (start, stop) of each run of True."""
+    """Return (start, stop) of each sequence of consecutive True."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(int)))
     return edges.reshape(-1, 2)

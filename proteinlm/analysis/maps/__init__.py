@@ -1,1 +1,1 @@
-"""Attention maps of one protein: measured, drawn, and as an interactive page."""
+"""Attention maps of one protein, as figures and as an interactive page."""

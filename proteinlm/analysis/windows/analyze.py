@@ -1,4 +1,4 @@
-"""From a model and concatenated windows to attention within and across proteins: figures, arrays, a summary."""
+"""Analysis of attention within and across the proteins of concatenated windows: figures, arrays and a summary."""
 
 import os
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ SPREADS = {
     "proteins": "standard deviation of all scores of the control",
 }
 MOST_PAIRS = 20
-"""Pairs that the summary lists; all are in the arrays."""
+"""Largest number of pairs in the summary; the arrays contain all pairs."""
 
 
 def analyze_windows(
@@ -46,98 +46,100 @@ def analyze_windows(
     shown: int = 1,
     seed: int = 0,
 ) -> dict:
-    """Measure attention within and across the proteins of concatenated windows, beside a shuffled control.
+    """Measure attention within and across the proteins of concatenated windows, and compare it with a shuffled control.
 
-    Writes OUTPUT/windows_shares.png and .pdf (by layer and head), windows_pairs.png and .pdf (proteins by proteins, of
-    one window), windows.npz with every array behind them, and windows.json with the summary. Windows and proteins are
-    counted from 1 throughout; starts and stops in windows.npz index its tokens as Python does. Memory is linear in the
-    length of a window; time is that of one window times layers, windows, and 1 + `repeats`.
+    Writes OUTPUT/windows_shares.png and .pdf (by layer and head), windows_pairs.png and .pdf (proteins by proteins, for
+    one window), windows.npz with all arrays, and windows.json with the summary. Windows and proteins are counted from
+    1; starts and stops in windows.npz are indices of its tokens, as in Python. Memory is linear in the length of a
+    window. Time is proportional to layers x windows x (1 + `repeats`).
 
-    How pairs are judged, each against draws of itself or all against all, is in interactions.py.
+    The comparison of pairs with the control is described in interactions.py.
 
     Args:
-        model: a causal or bidirectional model, best one trained on windows.
-        windows: ids, residues with <eos> between proteins, right padded with 0; as `TrainBatches` with form "concat"
-            gives them. Long ones cost: the attention of each is streamed.
-        output: a folder; made if missing, files of the same names are replaced.
-        names: of each window's proteins, in order; None calls them by number.
-        control: "residues" shuffles each protein's residues, "proteins" deals the proteins of all windows anew; what
-            each null says is in interactions.py.
-        repeats: how often the control is drawn; "residues" needs two draws, for a pair's spread.
-        shortest: residues that a protein must have to be scored.
-        shown: the window that is drawn, counted from 1.
-        seed: of the control.
+        model: a causal or bidirectional model, preferably trained on windows.
+        windows: token ids, residues with <eos> between proteins, padded on the right with 0, as in the batches of form
+            "concat".
+        output: the folder of the files; created if missing. Files of the same names are replaced.
+        names: names of each window's proteins, in order; None means numbers.
+        control: "residues" shuffles the residues of each protein, "proteins" shuffles the proteins over all windows;
+            interactions.py describes the null hypothesis of each.
+        repeats: number of draws of the control; "residues" needs two, for the spread of a pair.
+        shortest: smallest number of residues of a protein with a score.
+        shown: the window in the figure, counted from 1.
+        seed: seed of the control.
 
     Returns:
         The summary, as written to windows.json.
 
     Raises:
-        InputError: a window that cannot be used (see windows.py), no pair with a score, an unknown control, or
-            `shown`, `repeats` or `names` out of range.
+        InputError: a window cannot be used (see measure.py), no pair has a score, the control is unknown, or `shown`,
+            `repeats` or `names` are out of range.
     """
     windows = [np.asarray(window) for window in windows]
     _check(windows, names, control, repeats, shown)
-    read = [read_window(model, window, name=f"window {number}") for number, window in enumerate(windows, 1)]
-    for number, (window, given) in enumerate(zip(read, names or [], strict=False), 1):
-        if len(given) != len(window.starts):
-            raise InputError(f"window {number} has {len(window.starts)} proteins, and {len(given)} names are given.")
+    parsed = [read_window(model, window, name=f"window {number}") for number, window in enumerate(windows, 1)]
+    for number, (window, labels) in enumerate(zip(parsed, names or [], strict=False), 1):
+        if len(labels) != len(window.starts):
+            raise InputError(f"window {number} has {len(window.starts)} proteins, but {len(labels)} names.")
     rng = np.random.default_rng(seed)
     trimmed = [window[window != alphabet.PAD] for window in windows]
-    drawn = [interactions.control_windows(trimmed, control=control, rng=rng) for _ in range(repeats)]
-    controls = [read_window(model, window, name="a control") for repeat in drawn for window in repeat]
-    # All are read at one length, so that the model is compiled once.
-    padded = max(len(window.tokens) for window in read + controls)
-    found, every_control = (
-        [window_attention(model, window, padded=padded) for window in each] for each in (read, controls)
+    draws = [interactions.control_windows(trimmed, control=control, rng=rng) for _ in range(repeats)]
+    controls = [read_window(model, window, name="a control") for draw in draws for window in draw]
+    # All windows have one padded length, so that the model is compiled once.
+    padded = max(len(window.tokens) for window in parsed + controls)
+    attentions, control_attentions = (
+        [window_attention(model, window, padded=padded) for window in each] for each in (parsed, controls)
     )
-    if not every_control:
-        raise InputError("no window of the control has two proteins; give more windows, or the control 'residues'.")
-    profile = interactions.distance_profile(every_control)
-    scores = [interactions.pair_scores(attention, profile, shortest=shortest) for attention in found]
-    control_scores = [interactions.pair_scores(attention, profile, shortest=shortest) for attention in every_control]
+    if not control_attentions:
+        raise InputError("no window of the control has two proteins; use more windows, or the control 'residues'.")
+    profile = interactions.distance_profile(control_attentions)
+    scores = [interactions.pair_scores(attention, profile, shortest=shortest) for attention in attentions]
+    control_scores = [
+        interactions.pair_scores(attention, profile, shortest=shortest) for attention in control_attentions
+    ]
     matrices, control_matrices = ([_symmetric(score) for score in each] for each in (scores, control_scores))
     pairs = _pairs(matrices)
     values = _at(matrices, pairs)
     if control == "residues":
-        # Each draw has every window's proteins in their places: column r holds the same pairs in draw r.
+        # A draw has the same proteins at the same positions: column r has the scores of the same pairs in draw r.
         starts = range(0, len(control_matrices), len(windows))
         control_values = np.stack([_at(control_matrices[i : i + len(windows)], pairs) for i in starts], 1)
-        judged = interactions.against_own_control(values, control_values, _lengths(pairs, read, causal=model.causal))
+        judged = interactions.against_own_control(values, control_values, _lengths(pairs, parsed, causal=model.causal))
     else:
         control_values = _at(control_matrices, _pairs(control_matrices))
         judged = interactions.against_all_controls(values, control_values)
 
     stem = Path(output) / "windows"
-    share, even = _mean_shares(found), np.mean([attention.even for attention in found], 0)
-    control_share = _mean_shares(every_control)
-    figure, _ = window_figures.share_figure(share, even, num_windows=len(found), causal=model.causal)
+    share, even = _mean_shares(attentions), np.mean([attention.even for attention in attentions], 0)
+    control_share = _mean_shares(control_attentions)
+    figure, _ = window_figures.share_figure(share, even, num_windows=len(attentions), causal=model.causal)
     files = save_figure(figure, stem.with_name("windows_shares"))
-    one = beside = read[shown - 1]
+    shown_window = shown_control = parsed[shown - 1]
     of_shown = pairs[:, 0] == shown
-    shown_t = _matrix(pairs[of_shown], judged.t[of_shown], len(one.starts), causal=model.causal)
+    shown_t = _matrix(pairs[of_shown], judged.t[of_shown], len(shown_window.starts), causal=model.causal)
     if control == "residues":
-        drawn = _first_draw(control_values[of_shown], judged.spread[of_shown])
-        beside_t = _matrix(pairs[of_shown], drawn, len(one.starts), causal=model.causal)
+        control_t = _first_draw(control_values[of_shown], judged.spread[of_shown])
+        shown_control_t = _matrix(pairs[of_shown], control_t, len(shown_window.starts), causal=model.causal)
     else:
-        place = min(shown, len(controls)) - 1
-        beside = controls[place]
-        there = _pairs(control_matrices[place : place + 1])
+        index = min(shown, len(controls)) - 1
+        shown_control, matrix = controls[index], control_matrices[index : index + 1]
+        control_pairs = _pairs(matrix)
         # Mean and spread are the same for all pairs.
-        drawn = (_at(control_matrices[place : place + 1], there) - judged.control[0]) / judged.spread[0]
-        beside_t = _matrix(there, drawn, len(beside.starts), causal=model.causal)
+        control_t = (_at(matrix, control_pairs) - judged.control[0]) / judged.spread[0]
+        shown_control_t = _matrix(control_pairs, control_t, len(shown_control.starts), causal=model.causal)
     figure, _ = window_figures.score_figure(
-        shown_t, beside_t, lengths=one.stops - one.starts, control_lengths=beside.stops - beside.starts,
-        name=f"window {shown}", null=NULLS[control], own=control == "residues", causal=model.causal,
-        labels=names[shown - 1] if names else None,
+        shown_t, shown_control_t, lengths=shown_window.stops - shown_window.starts,
+        control_lengths=shown_control.stops - shown_control.starts, name=f"window {shown}", null=NULLS[control],
+        same_pairs=control == "residues", causal=model.causal, labels=names[shown - 1] if names else None,
     )  # fmt: skip
     files += save_figure(figure, stem.with_name("windows_pairs"))
     arrays: dict[str, Any] = {
         "shares": share, "control_shares": control_share, "even": even, "profile": profile, "shown_t": shown_t,
-        "shown_control_t": beside_t, "pairs": pairs, "pair_scores": values, "control_pair_scores": control_values,
-        "control_means": judged.control, "excess": judged.excess, "t": judged.t, "p_values": judged.p,
-        "q_values": judged.q, "spreads": judged.spread,
+        "shown_control_t": shown_control_t, "pairs": pairs, "pair_scores": values,
+        "control_pair_scores": control_values, "control_means": judged.control, "excess": judged.excess,
+        "t": judged.t, "p_values": judged.p, "q_values": judged.q, "spreads": judged.spread,
     }  # fmt: skip
-    for number, (attention, score) in enumerate(zip(found, scores, strict=True), 1):
+    for number, (attention, score) in enumerate(zip(attentions, scores, strict=True), 1):
         arrays |= {
             f"window{number}_tokens": attention.window.tokens, f"window{number}_starts": attention.window.starts,
             f"window{number}_stops": attention.window.stops, f"window{number}_scores": score,
@@ -148,9 +150,9 @@ def analyze_windows(
     save_arrays(stem, arrays)
     highest = np.argsort(-judged.t, kind="stable")[:MOST_PAIRS]
     summary = {
-        "num_windows": len(found),
-        "num_proteins": sum(len(window.starts) for window in read),
-        "num_tokens": sum(len(window.tokens) for window in read),
+        "num_windows": len(attentions),
+        "num_proteins": sum(len(window.starts) for window in parsed),
+        "num_tokens": sum(len(window.tokens) for window in parsed),
         "causal": model.causal,
         "directions": "later protein to earlier" if model.causal else "both, averaged",
         "score": "weight over even attention, summed over a pair's residues, over the control's at the same distances "
@@ -159,8 +161,8 @@ def analyze_windows(
         "null": NULLS[control],
         "judged_against": JUDGED_AGAINST[control],
         "control_spread": {
-            name: float(f"{of(judged.spread):.4g}")
-            for name, of in (("smallest", np.min), ("median", np.median), ("largest", np.max))
+            name: float(f"{function(judged.spread):.4g}")
+            for name, function in (("smallest", np.min), ("median", np.median), ("largest", np.max))
         },
         "control_spread_is": SPREADS[control],
         "degrees_of_freedom": None if judged.degrees is None else float(f"{judged.degrees:.4g}"),
@@ -177,7 +179,7 @@ def analyze_windows(
         "highest_pairs": [_described_pair(i, pairs, values, judged, names) for i in highest],
         "shown_window": shown,
         "places": "tokens of the window as it was given, from 1, both ends included",
-        "windows": [_described_window(number, each, model.causal, names) for number, each in enumerate(read, 1)],
+        "windows": [_described_window(number, each, model.causal, names) for number, each in enumerate(parsed, 1)],
         "files": [str(file) for file in (*files, stem.with_suffix(".npz"), stem.with_suffix(".json"))],
     }
     save_summary(stem, summary)
@@ -186,10 +188,10 @@ def analyze_windows(
 
 def _check(windows, names, control, repeats, shown):
     if not windows:
-        raise InputError("attention across proteins needs at least one window, and was given none.")
+        raise InputError("attention across proteins needs at least one window, but there is none.")
     least = 2 if control == "residues" else 1
     if repeats < least:
-        raise InputError(f"repeats is {repeats}; the control {control!r} must be drawn {least} times at least.")
+        raise InputError(f"repeats is {repeats}; the control {control!r} needs at least {least}.")
     if not 1 <= shown <= len(windows):
         raise InputError(f"there is no window {shown}: the windows go from 1 to {len(windows)}.")
     if names is not None and len(names) != len(windows):
@@ -201,32 +203,32 @@ def _symmetric(scores):
 
 
 def _pairs(matrices):
-    """Return int64 [n, 3], (window, first protein, second protein) from 1 of each unordered pair with a score."""
-    found = [
+    """Return int64 [n, 3], the (window, first protein, second protein), from 1, of each pair with a score."""
+    pairs = [
         (number, first + 1, second + 1)
         for number, matrix in enumerate(matrices, 1)
         for first, second in zip(*np.triu_indices(len(matrix), 1), strict=True)
         if not np.isnan(matrix[first, second])
     ]
-    return np.array(found, np.int64).reshape(-1, 3)
+    return np.array(pairs, np.int64).reshape(-1, 3)
 
 
 def _at(matrices, pairs):
-    """Return float64 [n], the scores of these pairs."""
+    """Return float64 [n], the scores of the pairs."""
     return np.array([matrices[window - 1][first - 1, second - 1] for window, first, second in pairs])
 
 
 def _lengths(pairs, windows, *, causal):
-    """Return int64 [n, 2], residues of each pair's proteins: attended to and attending, or shorter and longer."""
+    """Return int64 [n, 2], the numbers of residues of each pair: attended to and attending, or shorter and longer."""
     sizes = [window.stops - window.starts for window in windows]
     lengths = np.array([sizes[window - 1][[first - 1, second - 1]] for window, first, second in pairs], np.int64)
     lengths = lengths.reshape(-1, 2)
-    # A causal model's second protein attends to the first.
+    # In a causal model the second protein attends to the first.
     return lengths if causal else np.sort(lengths, 1)
 
 
 def _matrix(pairs, values, size, *, causal):
-    """Return [P, P] with each pair's value in both halves, or where the later protein is the row; NaN elsewhere."""
+    """Return [P, P] with the value of each pair, for causal models in the row of the later protein only; else NaN."""
     matrix = np.full((size, size), np.nan)
     first, second = pairs[:, 1] - 1, pairs[:, 2] - 1
     matrix[second, first] = values
@@ -236,40 +238,40 @@ def _matrix(pairs, values, size, *, causal):
 
 
 def _first_draw(control, spread):
-    """Return t of each pair's first draw [n] among its others, with the pair's spread, which is from all its draws."""
+    """Return t [n] of each pair's first draw, compared with its other draws; the spread is that of all draws."""
     others = control[:, 1:]
     return (control[:, 0] - others.mean(1)) / (spread * np.sqrt(1 + 1 / others.shape[1]))
 
 
 def _mean_shares(attentions: Sequence[WindowAttention]):
-    """Return the mean of the windows' shares, [layers, H, 3]; NaN where none has one."""
+    """Return the mean shares of the windows, [layers, H, 3]; NaN where no window has a share."""
     values = np.stack([shares(attention) for attention in attentions])
     number = (~np.isnan(values)).sum(0)
     return np.divide(np.nansum(values, 0), number, out=np.full(number.shape, np.nan), where=number > 0)
 
 
-def _described_pair(place, pairs, values, judged, names):
-    window, first, second = (int(number) for number in pairs[place])
-    own = names[window - 1] if names else None
+def _described_pair(index, pairs, values, judged, names):
+    window, first, second = (int(number) for number in pairs[index])
+    labels = names[window - 1] if names else None
     numbers = {
         "score": values, "control": judged.control, "excess": judged.excess, "spread": judged.spread, "t": judged.t,
     }  # fmt: skip
     return {
         "window": window,
         "proteins": [first, second],
-        **({"names": [str(own[first - 1]), str(own[second - 1])]} if own else {}),
-        **{name: float(f"{value[place]:.6g}") for name, value in numbers.items()},
-        "p": float(f"{judged.p[place]:.3g}"),
-        "q": float(f"{judged.q[place]:.3g}"),
+        **({"names": [str(labels[first - 1]), str(labels[second - 1])]} if labels else {}),
+        **{name: float(f"{value[index]:.6g}") for name, value in numbers.items()},
+        "p": float(f"{judged.p[index]:.3g}"),
+        "q": float(f"{judged.q[index]:.3g}"),
     }
 
 
 def _described_window(number, window, causal, names):
-    # A causal model reads <bos> first, so that its places are those of the window counted from 1.
+    # A causal model reads <bos> first: its index of a token is the token's position in the window, counted from 1.
     shift = 0 if causal else 1
     proteins = []
-    for place, (start, stop) in enumerate(zip(window.starts, window.stops, strict=True)):
-        name = {"name": str(names[number - 1][place])} if names else {}
+    for index, (start, stop) in enumerate(zip(window.starts, window.stops, strict=True)):
+        name = {"name": str(names[number - 1][index])} if names else {}
         first, last = int(start) + shift, int(stop) + shift - 1
-        proteins.append({"protein": place + 1, **name, "start": first, "stop": last, "length": int(stop - start)})
+        proteins.append({"protein": index + 1, **name, "start": first, "stop": last, "length": int(stop - start)})
     return {"window": number, "proteins": proteins}

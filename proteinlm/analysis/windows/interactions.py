@@ -1,26 +1,27 @@
-"""How much two proteins of one window attend to each other, beyond place, distance and chance.
+"""Scores of the attention between two proteins of a window, compared with a shuffled control.
 
-The score of a pair is its relative attention (windows.py: weight over even attention, which takes out length and, in a
-causal model, place) over what pairs of the control have at the same distances, 1 if it is the same. A bidirectional
-model's two directions are averaged; in a causal model only the later protein can attend to the earlier one, so that
-its score is one direction and half of the matrix is not there.
+The score of a pair is its relative attention (measure.py: weight over even attention, which removes the effects of
+length and, in a causal model, of position) divided by the relative attention in the control at the same distances. 1
+means no difference. In a bidirectional model the two directions are averaged. In a causal model only the later protein
+can attend to the earlier one: the score has one direction, and half of the matrix is empty.
 
-The control is what the model does with windows in which nothing but chance relates two proteins. Two nulls:
+The control consists of windows in which two proteins are related by chance only. There are two kinds:
 
-- "residues": each protein's residues are shuffled within it. Places, lengths, distances and compositions are kept;
-  the null is that across proteins the order of residues does not matter. One window is enough.
-- "proteins": the proteins of all windows are dealt anew. Each stays whole and natural; the null is that it does not
-  matter who the neighbour is. It needs two windows at least.
+- "residues": the residues of each protein are shuffled. Positions, lengths, distances and compositions are unchanged.
+  The null hypothesis is that the order of residues has no effect across proteins. One window is enough.
+- "proteins": the proteins of all windows are shuffled over the windows. Each protein is unchanged. The null hypothesis
+  is that the choice of neighbours has no effect. At least two windows are needed.
 
-Shuffled residues leave a pair its composition, and pairs differ by composition far more than a pair's draws do among
-themselves. A pair is therefore held against its own draws alone (`against_own_control`): ranked by score, the list
-would mostly say which proteins are made of what. Dealt proteins are other pairs; against them there is only the pooled
-null (`against_all_controls`), which composition is part of. A pair above its own control says that order matters, not
-yet that the two interact: a motif that draws attention from every protein raises all pairs of its protein.
+Shuffled residues keep the composition of a pair, and scores differ more between pairs of different compositions than
+between draws of one pair. Each pair is therefore compared only with its own draws (`against_own_control`); a ranking by
+score would mostly rank compositions. Shuffled proteins are different pairs, and all of them together are the control
+(`against_all_controls`), with composition as a part of its spread. A pair above its own control shows that the order of
+residues matters, but not yet that the two proteins interact: a motif that attracts attention from every protein raises
+all pairs of its protein.
 
-Draws of a pair are few, and how far they scatter depends on the pair: over 16 residues chance averages out less than
-over 400, and in a causal model the protein attended to counts most. Each pair therefore has a spread of its own, from
-its draws and from those of pairs of similar lengths (`_spreads`).
+There are few draws for each pair, and their spread depends on the pair: chance averages out less over 16 residues than
+over 400, and in a causal model the length of the protein attended to is most important. Each pair therefore has its own
+spread, estimated from its draws and from those of pairs with similar lengths (`_spreads`).
 """
 
 from collections.abc import Sequence
@@ -43,14 +44,14 @@ def control_windows(
     """Return a control for each window: the same tokens with residues or proteins shuffled.
 
     Args:
-        windows: ids, as `windows.read_window` takes them.
-        control: "residues" or "proteins" (see above). Proteins keep to the number that each window had, so that
-            windows change in length; where one grows past the longest of `windows` it is cut there, as any window is,
-            and left out if that leaves no two proteins.
-        rng: draws the shuffle.
+        windows: token ids, as for `measure.read_window`.
+        control: "residues" or "proteins" (see the top of this file). With "proteins" each window keeps its number of
+            proteins and its length changes. A window that becomes longer than the longest of `windows` is cut to that
+            length, and left out if it then has fewer than two proteins.
+        rng: random generator of the shuffle.
 
     Raises:
-        InputError: an unknown control, or "proteins" with one window.
+        InputError: the control is unknown, or is "proteins" with one window.
     """
     if control == "residues":
         return [_shuffled_residues(window, rng) for window in windows]
@@ -58,25 +59,25 @@ def control_windows(
         raise InputError(f"there is no control {control!r}; choose one of {', '.join(CONTROLS)}.")
     if len(windows) < 2:
         raise InputError(
-            "the control 'proteins' deals the proteins of several windows anew and needs two windows at least; "
-            "give more, or choose the control 'residues'."
+            "the control 'proteins' shuffles the proteins of several windows and needs at least two windows; "
+            "use more, or choose the control 'residues'."
         )
     limit = max(len(window) for window in windows)
-    stretches = [_stretches(window) for window in windows]
-    pool = [stretch for own in stretches for stretch in own]
+    proteins = [_proteins(window) for window in windows]
+    pool = [protein for of_window in proteins for protein in of_window]
     order = iter(rng.permutation(len(pool)))
-    dealt = []
-    for own in stretches:
-        parts = [np.append(pool[next(order)], np.uint8(alphabet.EOS)) for _ in own]
-        dealt.append(np.concatenate(parts)[:limit])
+    shuffled = []
+    for of_window in proteins:
+        parts = [np.append(pool[next(order)], np.uint8(alphabet.EOS)) for _ in of_window]
+        shuffled.append(np.concatenate(parts)[:limit])
     # A causal model does not read the last token.
-    return [window for window in dealt if len(_stretches(window[:-1])) > 1]
+    return [window for window in shuffled if len(_proteins(window[:-1])) > 1]
 
 
 def distance_profile(attentions: Sequence[WindowAttention]) -> Float64[np.ndarray, "layers H K"]:
-    """Return the mean relative attention across proteins by class of distance; NaN where there is no pair.
+    """Return the mean relative attention across proteins by distance class; NaN where there is no pair.
 
-    Classes as in WindowAttention.profile_sums, of the window that has most of them.
+    The classes are those of WindowAttention.profile_sums, for the window with most classes.
     """
     octaves = max(attention.profile_sums.shape[-1] for attention in attentions) // 2
     sums = sum(_widened(attention.profile_sums, octaves) for attention in attentions)
@@ -88,17 +89,17 @@ def distance_profile(attentions: Sequence[WindowAttention]) -> Float64[np.ndarra
 def pair_scores(
     attention: WindowAttention, profile: Float64[np.ndarray, "layers H K"], *, shortest: int = 16
 ) -> Float64[np.ndarray, "layers H P P"]:
-    """Return relative attention from protein p to protein q over that of the profile at the same distances.
+    """Return relative attention from protein p to protein q divided by that of the profile at the same distances.
 
     Args:
-        attention: one window's sums.
-        profile: from `distance_profile`, of the control.
-        shortest: residues that a protein must have; windows cut proteins, and a stretch of a few residues has a score
-            that is noise.
+        attention: the sums of one window.
+        profile: the profile of the control, from `distance_profile`.
+        shortest: smallest number of residues of a protein with a score. Windows cut proteins, and the score of a few
+            residues is noise.
 
     Returns:
-        1 is as in the control. NaN on the diagonal (a protein and itself), where a causal model cannot look, for short
-        stretches, and where the control has no pair at a distance that the two have or gives it nothing.
+        1 means no difference from the control. NaN on the diagonal, where a causal model cannot see the key, for short
+        proteins, and where the control has no pair or no attention at a distance of the two proteins.
     """
     octaves = max(profile.shape[-1], attention.counts.shape[-1]) // 2
     counts, profile = _widened(attention.counts, octaves), _widened(profile, octaves, np.nan)
@@ -111,31 +112,31 @@ def pair_scores(
 
 
 def symmetric(scores: Float64[np.ndarray, "... P P"]) -> Float64[np.ndarray, "... P P"]:
-    """Return the mean of both directions, or the one that there is."""
+    """Return the mean of both directions, or the one direction with a value."""
     both = np.stack([scores, np.swapaxes(scores, -1, -2)])
     number = (~np.isnan(both)).sum(0)
     return np.divide(np.nansum(both, 0), number, out=np.full(scores.shape, np.nan), where=number > 0)
 
 
 def mean_over_heads(scores: Float64[np.ndarray, "layers H P P"]) -> Float64[np.ndarray, "P P"]:
-    """Return the mean over layers and heads that have a score; NaN where none has."""
+    """Return the mean over the layers and heads with a score; NaN if none has one."""
     number = (~np.isnan(scores)).sum((0, 1))
     return np.divide(np.nansum(scores, (0, 1)), number, out=np.full(number.shape, np.nan), where=number > 0)
 
 
 class Judgement(NamedTuple):
-    """How far the scores of n pairs lie above their control.
+    """Comparison of the scores of n pairs with their control.
 
     Attributes:
-        control: [n], the control's mean: of the pair's own draws, or of all pairs of the control.
+        control: [n], mean of the control: of the pair's own draws, or of all pairs of the control.
         excess: [n], score minus that mean.
-        t: [n], the excess in units of its standard deviation; what pairs are ranked by.
-        p: [n], one-sided.
-        q: [n], Benjamini and Hochberg's false discovery rate. Pairs of one window share proteins and are not
+        t: [n], the excess divided by its standard deviation; pairs are ranked by it.
+        p: [n], one-sided p-values.
+        q: [n], false discovery rates of Benjamini and Hochberg. Pairs of one window share proteins and are not
             independent.
-        spread: [n], the standard deviation of the control, in units of the score: of the pair's own draws, moderated,
-            or, the same for all, of all scores of the control.
-        degrees: of freedom of the t distribution that p is from; None where p counts controls.
+        spread: [n], standard deviation of the control, in units of the score: the moderated one of the pair's own
+            draws, or that of all scores of the control.
+        degrees: degrees of freedom of the t distribution of p; None if p is a share of control scores.
     """
 
     control: Float64[np.ndarray, " n"]
@@ -150,30 +151,31 @@ class Judgement(NamedTuple):
 def against_own_control(
     scores: Float64[np.ndarray, " n"], control: Float64[np.ndarray, "n draws"], lengths: Integer[np.ndarray, "n k"]
 ) -> Judgement:
-    """Judge each pair against control draws of the same pair.
+    """Compare each pair with control draws of the same pair.
 
     t = (score - mean of the pair's draws) / (s sqrt(1 + 1 / draws)), where s^2 is the variance of the pair's draws,
-    moderated by that of other pairs: a few draws alone would tell it badly, and one variance for all would call far
-    too many short pairs significant and hide long ones. This is the moderated t test (Smyth 2004,
-    https://doi.org/10.2202/1544-6115.1027) with a trend over lengths. It takes draws to be near normal.
+    moderated by that of other pairs. A few draws alone would give a poor estimate. One variance for all pairs would
+    make far too many short pairs significant and hide long ones. This is the moderated t test (Smyth 2004,
+    https://doi.org/10.2202/1544-6115.1027) with a trend over lengths. It assumes that draws are approximately normal.
 
-    Draws of pairs that share a protein are not independent, so that few proteins tell the trend less well than p has
-    it. Of simulated null pairs 1 % have p < 0.01 with six windows of 8 proteins, 1.4 % with one, 2 % with 3 proteins in
-    all; of those of an untrained causal model (random proteins of unlike compositions, 6 windows, 4 draws) 1.5 %: 2.3 %
-    where fewer than 25 residues are attended to, 1.3 % where 100 or more are. One variance for all gave 6.7 and 0 %.
+    Draws of pairs with a common protein are not independent, so that with few proteins the trend is less certain than p
+    assumes. Of simulated null pairs, 1 % have p < 0.01 with six windows of 8 proteins, 1.4 % with one window, and 2 %
+    with 3 proteins in all. With an untrained causal model (random proteins of different compositions, 6 windows, 4
+    draws) it is 1.5 %: 2.3 % where fewer than 25 residues are attended to, 1.3 % where there are 100 or more. One
+    variance for all pairs gave 6.7 and 0 %.
 
     Args:
-        scores: of the pairs.
-        control: the same pairs' scores in each draw.
-        lengths: residues of each pair's proteins, 1 or more, in columns whose meaning is the same for all pairs:
-            attended to and attending, or, of a model that looks both ways, shorter and longer.
+        scores: scores of the pairs.
+        control: scores of the same pairs in each draw.
+        lengths: numbers of residues of each pair's proteins, at least 1. The columns have the same meaning for all
+            pairs: attended to and attending, or, in a bidirectional model, shorter and longer.
 
     Raises:
-        InputError: no pair, or fewer than two draws.
+        InputError: there is no pair, or there are fewer than two draws.
     """
     number, draws = control.shape
     if draws < 2:
-        raise InputError(f"repeats is {draws}; a pair's own control needs two draws at least to have a spread.")
+        raise InputError(f"repeats is {draws}; the spread of a pair's own control needs at least two draws.")
     if not number:
         raise InputError(_NO_SCORES)
     mean = control.mean(1)
@@ -185,13 +187,13 @@ def against_own_control(
 
 
 def against_all_controls(scores: Float64[np.ndarray, " n"], control: Float64[np.ndarray, " m"]) -> Judgement:
-    """Judge pairs against all pairs of a control that has other pairs.
+    """Compare pairs with all pairs of a control of different pairs.
 
-    p is (1 + controls at least as high) / (1 + controls). t is in units of the control's standard deviation, and for
-    figures alone.
+    p is (1 + number of control scores at least as high) / (1 + number of control scores). t is in units of the
+    control's standard deviation, and is used for figures only.
 
     Raises:
-        InputError: no pair, or no pair of the control.
+        InputError: there is no pair, or the control has none.
     """
     if not len(control) or not len(scores):
         raise InputError(_NO_SCORES)
@@ -203,70 +205,75 @@ def against_all_controls(scores: Float64[np.ndarray, " n"], control: Float64[np.
 
 
 _NO_SCORES = (
-    "no pair of the windows and of the control has a score: proteins are shorter than `shortest`, or the model's heads "
-    "give other proteins nothing (attention that returns its values does)."
+    "no pair of the windows or of the control has a score: proteins are shorter than `shortest`, or the model's heads "
+    "do not attend to other proteins (those of the attention kind identity do not)."
 )
 
 
-def _spreads(variances, lengths, own):
-    """Return each pair's moderated standard deviation [n], and the degrees of freedom that all have.
+def _spreads(variances, lengths, freedom):
+    """Return each pair's moderated standard deviation [n], and their common degrees of freedom.
 
-    A pair's variance about its draws' mean, of `own` degrees of freedom, is a draw of chi^2 around the pair's true
-    one. That in turn is scaled inverse chi^2 of d degrees of freedom around a trend that is a power of each length: d
-    says how well lengths alone tell it, composition left aside. Trend and d are the likeliest, under weak priors. The
-    moderated variance weighs trend and own as d to `own`.
+    The variance of a pair's draws has `freedom` degrees of freedom: it follows chi^2 around the true variance of the
+    pair. The true variances follow a scaled inverse chi^2 with d degrees of freedom around a trend, a power of each
+    length. d measures how well lengths predict the variance (composition has an effect too). Trend and d maximise the
+    posterior under weak priors. The moderated variance is the mean of trend and variance with weights d and `freedom`.
     """
     log_lengths = np.log(lengths)
     centred = np.column_stack([np.ones(len(lengths)), log_lengths - log_lengths.mean(0)])
-    unit, most = variances.mean(), np.log(own * len(variances))
+    unit, most = variances.mean(), np.log(freedom * len(variances))
 
     def minus_log_posterior(values):
-        # Sums of squares are kept as logarithms: far from the optimum their exponentials would overflow.
+        # Logarithms of sums of squares: the exponentials would overflow far from the optimum.
         powers, degrees = values[:-1], np.exp(values[-1])
         prior = values[-1] + centred @ powers
-        both = np.logaddexp(prior, np.log(own * variances / unit))
-        normaliser = special.gammaln((degrees + own) / 2) - special.gammaln(degrees / 2)
-        likelihood = normaliser + degrees / 2 * prior - (degrees + own) / 2 * both
-        # Few pairs would fit any power, and, as they share draws, agree too well: powers have a standard normal prior,
-        # and d one that is flat in 1 / d. Many pairs overrule both.
+        both = np.logaddexp(prior, np.log(freedom * variances / unit))
+        normaliser = special.gammaln((degrees + freedom) / 2) - special.gammaln(degrees / 2)
+        likelihood = normaliser + degrees / 2 * prior - (degrees + freedom) / 2 * both
+        # Few pairs would fit any power, and would agree too well, since they share draws. Powers therefore have a
+        # standard normal prior and d a prior that is flat in 1 / d. With many pairs both have little effect.
         return -likelihood.sum() + (powers[1:] ** 2).sum() / 2 + values[-1]
 
     start = np.zeros(centred.shape[1] + 1)
     bounds = [(None, None)] * centred.shape[1] + [(0, most)]
     *powers, log_degrees = optimize.minimize(minus_log_posterior, start, method="L-BFGS-B", bounds=bounds).x
     trend, degrees = unit * np.exp(centred @ powers), np.exp(log_degrees)
-    moderated = (degrees * trend + own * variances) / (degrees + own)
-    # No more than all draws together have.
-    return np.sqrt(moderated), float(min(degrees + own, own * len(variances)))
+    moderated = (degrees * trend + freedom * variances) / (degrees + freedom)
+    # The degrees of freedom are limited to those of all draws together.
+    return np.sqrt(moderated), float(min(degrees + freedom, freedom * len(variances)))
 
 
 def _rounding(control):
-    """Return the standard deviation that rounding to float32 gives at least, so that t is finite."""
+    """Return the standard deviation of rounding to float32, a lower limit that keeps t finite."""
     return float(max(np.finfo(np.float32).eps * np.abs(control).mean(), np.finfo(np.float32).tiny))
 
 
 def _across(attention):
-    """Return int64 [K], the visible pairs of residues of two proteins by distance."""
+    """Return int64 [K], the number of visible pairs of residues of different proteins by distance."""
     return attention.counts.sum((0, 1)) - np.trace(attention.counts, axis1=0, axis2=1)
 
 
 def _widened(values, octaves, filling: float = 0):
-    """Return [..., 2 * octaves] from values of fewer classes: both halves are filled up at their ends."""
-    own = values.shape[-1] // 2
+    """Return [..., 2 * octaves] from values of fewer distance classes; the end of each half is filled."""
+    half = values.shape[-1] // 2
     result = np.full((*values.shape[:-1], 2 * octaves), filling, values.dtype)
-    result[..., :own], result[..., octaves : octaves + own] = values[..., :own], values[..., own:]
+    result[..., :half], result[..., octaves : octaves + half] = values[..., :half], values[..., half:]
     return result
 
 
-def _stretches(window):
+def _proteins(window):
+    """Return the tokens of each protein of a window."""
     window = np.asarray(window).astype(np.uint8)
-    residue = np.flatnonzero(window >= alphabet.FIRST_RESIDUE)
-    return [window[places] for places in np.split(residue, np.flatnonzero(np.diff(residue) > 1) + 1) if len(places)]
+    return [window[positions] for positions in _positions(window) if len(positions)]
+
+
+def _positions(window):
+    """Return the positions of the residues of each protein of a window."""
+    residues = np.flatnonzero(window >= alphabet.FIRST_RESIDUE)
+    return np.split(residues, np.flatnonzero(np.diff(residues) > 1) + 1)
 
 
 def _shuffled_residues(window, rng):
     shuffled = np.array(window)
-    residue = np.flatnonzero(shuffled >= alphabet.FIRST_RESIDUE)
-    for places in np.split(residue, np.flatnonzero(np.diff(residue) > 1) + 1):
-        shuffled[places] = rng.permutation(shuffled[places])
+    for positions in _positions(shuffled):
+        shuffled[positions] = rng.permutation(shuffled[positions])
     return shuffled

@@ -36,10 +36,10 @@ def test_precisions_are_those_of_the_whole_maps(make_model, structure, tmp_path,
     probe = probe_protein(model, LETTERS.encode(), name="p")
     maps = probe.maps()[:, 0, :, probe.protein.residues, probe.protein.residues]
     both = maps + maps.swapaxes(-1, -2)
-    places = np.array(hairpin(LETTERS))
-    places[2] = np.nan
-    pairs = contacts.judged_pairs(places)
-    np.testing.assert_array_equal(saved["contacts"], contacts.contact_map(places))
+    coordinates = np.array(hairpin(LETTERS))
+    coordinates[2] = np.nan
+    pairs = contacts.judged_pairs(coordinates)
+    np.testing.assert_array_equal(saved["contacts"], contacts.contact_map(coordinates))
     np.testing.assert_allclose(saved["attention"], pairs.of(both), rtol=1e-5)
     corrected = pairs.of(contacts.average_product_corrected(both))
     np.testing.assert_allclose(saved["attention_apc"], corrected, atol=1e-6)
@@ -149,7 +149,7 @@ def test_regression_is_fitted_on_other_structures(make_model, structure, tmp_pat
     assert summary["best_head"]["chosen_on"] == "training structures (3)"
     assert summary["precision"]["logistic regression"]["short"]["L"] is not None
     assert len(summary["training_structures"]) == 3
-    with pytest.raises(InputError, match="has the sequence of the one that is judged"):
+    with pytest.raises(InputError, match="has the same sequence as the structure to judge"):
         analyze_structure(model, read_chain(structure), tmp_path / "none", training=[read_chain(structure)])
 
 

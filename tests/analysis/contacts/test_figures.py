@@ -7,12 +7,12 @@ from proteinlm.analysis.contacts import measure as contacts
 
 
 def test_true_contacts_lie_below_and_predictions_above():
-    places = np.array(hairpin("A" * 30))
-    places[3] = np.nan
-    touching = contacts.contact_map(places)
+    coordinates = np.array(hairpin("A" * 30))
+    coordinates[3] = np.nan
+    touching = contacts.contact_map(coordinates)
     predicted = np.array([(0, 29), (28, 1), (0, 20), (5, 24)])
     figure, panel = contact_figures.contact_figure(
-        touching, ~np.isnan(places).any(1), predicted, name="hairpin", predictor="a head"
+        touching, ~np.isnan(coordinates).any(1), predicted, name="hairpin", predictor="a head"
     )
     true, right, wrong = (collection.get_offsets() for collection in panel.collections)
     expected = {(i + 1, j + 1) for i, j in zip(*np.nonzero(np.triu(touching, 6)), strict=True)}
@@ -28,9 +28,10 @@ def test_true_contacts_lie_below_and_predictions_above():
 
 @pytest.mark.parametrize("text", ["W" * 130, "a word of many " * 12, "1abc.pdb, chain A", "cost $x$ and $y", " "])
 def test_no_title_is_cut_at_the_edge_of_the_image(text):
-    places = np.array(hairpin("A" * 30))
+    coordinates = np.array(hairpin("A" * 30))
     map_figure, panel = contact_figures.contact_figure(
-        contacts.contact_map(places), np.ones(30, bool), np.array([(0, 29)]), name=text, predictor=text, notes=[text],
+        contacts.contact_map(coordinates), np.ones(30, bool), np.array([(0, 29)]), name=text, predictor=text,
+        notes=[text],
     )  # fmt: skip
     table_figure, _ = contact_figures.precision_figure(
         {"chance": np.ones((3, 3))}, np.ones((2, 2)), name=text, note=text

@@ -12,25 +12,25 @@ from proteinlm.errors import InputError
 
 def test_contacts_of_a_hairpin():
     # Facing C-beta are 5 Å apart; one along the strand more, 6.0 Å; two more, 8.3 Å.
-    places = np.array(hairpin("A" * 30))
-    found = contacts.contact_map(places)
+    coordinates = np.array(hairpin("A" * 30))
+    found = contacts.contact_map(coordinates)
     for i in range(30):
         for j in range(30):
-            expected = np.linalg.norm(places[i] - places[j]) < 8
+            expected = np.linalg.norm(coordinates[i] - coordinates[j]) < 8
             assert found[i, j] == expected
     assert found[3, 26]
     assert found[3, 25]
     assert not found[3, 24]
-    assert contacts.contact_map(places, cutoff=5.5).sum() < found.sum()
+    assert contacts.contact_map(coordinates, cutoff=5.5).sum() < found.sum()
 
 
 def test_judged_pairs_leave_out_the_near_and_the_unresolved():
-    places = np.array(hairpin("A" * 30))
-    places[[4, 20]] = np.nan
-    pairs = contacts.judged_pairs(places)
+    coordinates = np.array(hairpin("A" * 30))
+    coordinates[[4, 20]] = np.nan
+    pairs = contacts.judged_pairs(coordinates)
     expected = [(i, j) for i in range(30) for j in range(i + 6, 30) if not {i, j} & {4, 20}]
     assert list(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)) == expected
-    np.testing.assert_array_equal(pairs.contacts, [contacts.contact_map(places)[i, j] for i, j in expected])
+    np.testing.assert_array_equal(pairs.contacts, [contacts.contact_map(coordinates)[i, j] for i, j in expected])
     assert pairs.num_resolved == 28
     maps = np.random.default_rng(0).normal(size=(2, 30, 30))
     np.testing.assert_array_equal(pairs.of(maps), [[m[i, j] for i, j in expected] for m in maps])
@@ -164,5 +164,5 @@ def test_regression_finds_the_heads_that_see_contacts():
 
 def test_regression_needs_both_kinds_of_pairs():
     pytest.importorskip("sklearn", reason="scikit-learn is not installed (extra: analysis)")
-    with pytest.raises(InputError, match="pairs that touch and pairs that do not"):
+    with pytest.raises(InputError, match="pairs in contact and other pairs"):
         contacts.fit_heads([np.ones((2, 5))], [np.zeros(5, bool)])

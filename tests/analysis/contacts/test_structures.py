@@ -12,7 +12,7 @@ from proteinlm.analysis.contacts.measure import contact_map
 from proteinlm.errors import InputError
 
 LETTERS = "MKVLATGWCDEFGHIKLMNPQRSTVWYA"
-PLACES = hairpin(LETTERS)
+COORDINATES = hairpin(LETTERS)
 
 # Written by hand, column by column as the format's description has it: an alternate place, a ligand with a CA atom
 # (calcium), a free glycine, water, selenomethionine, DNA, and a second model.
@@ -55,25 +55,27 @@ def test_a_pdb_file_written_by_hand(written):
     chain = structures.read_chain(written(BY_HAND))
     assert (chain.name, chain.chains, chain.letters, chain.sequence) == ("A", ("A",), "AGMW", None)
     expected = [(10, 1, -1.5), (12, 2, -2.5), (13.5, 4.5, -3.5), (np.nan,) * 3]
-    np.testing.assert_allclose(chain.places, expected)
+    np.testing.assert_allclose(chain.coordinates, expected)
 
 
 @pytest.mark.parametrize("form", [pdb_text, cif_text])
 def test_pdb_and_mmcif_give_the_same_chain(written, form):
-    atoms = protein_atoms(LETTERS, PLACES, chain="A", missing=(4, 5)) + protein_atoms("GHIK", PLACES[:4], chain="B")
+    atoms = protein_atoms(LETTERS, COORDINATES, chain="A", missing=(4, 5)) + protein_atoms(
+        "GHIK", COORDINATES[:4], chain="B"
+    )
     path = written(form(atoms, {"A": LETTERS, "B": "GHIK"}))
     chain = structures.read_chain(path)
     assert (chain.name, chain.chains) == ("A", ("A", "B"))
     assert chain.letters == LETTERS[:3] + LETTERS[5:]
     assert chain.sequence == LETTERS
-    np.testing.assert_allclose(chain.places, np.delete(PLACES, (3, 4), 0), atol=1e-3)
+    np.testing.assert_allclose(chain.coordinates, np.delete(COORDINATES, (3, 4), 0), atol=1e-3)
     other = structures.read_chain(path, "B")
     assert (other.letters, other.sequence) == ("GHIK", "GHIK")
     assert structures.read_chain(written(form(atoms))).sequence is None
 
 
 def test_gaps_of_the_numbering_are_those_that_no_bond_closes(written):
-    atoms = protein_atoms(LETTERS, PLACES, missing=(4, 5, 9))
+    atoms = protein_atoms(LETTERS, COORDINATES, missing=(4, 5, 9))
     assert structures.read_chain(written(pdb_text(atoms))).gaps == ((3, 6), (8, 10))
     assert structures.read_chain(written(cif_text(atoms))).gaps == ((3, 6), (8, 10))
     # A numbering that jumps though the chain goes on, as those of antibodies do: 3.8 Å from one C-alpha to the next.
@@ -86,14 +88,14 @@ def test_gaps_of_the_numbering_are_those_that_no_bond_closes(written):
 
 
 def test_a_chain_without_a_name_is_called_so(written):
-    path = written(pdb_text(protein_atoms(LETTERS, PLACES, chain=" ")))
+    path = written(pdb_text(protein_atoms(LETTERS, COORDINATES, chain=" ")))
     assert structures.read_chain(path).label == "(unnamed)"
     with pytest.raises(InputError, match=r"its protein chains are ' ' \(unnamed\)\."):
         structures.read_chain(path, "A")
 
 
 def test_mmcif_goes_by_the_authors_chains(written):
-    atoms = protein_atoms(LETTERS, PLACES, chain="H") + protein_atoms("GHIK", PLACES[:4], chain="L")
+    atoms = protein_atoms(LETTERS, COORDINATES, chain="H") + protein_atoms("GHIK", COORDINATES[:4], chain="L")
     path = written(cif_text(atoms, {"H": LETTERS, "L": "GHIK"}, label={"H": "A", "L": "H"}), "a.cif")
     assert structures.read_chain(path, "H").sequence == LETTERS
     assert structures.read_chain(path, "L").sequence == "GHIK"
@@ -101,7 +103,7 @@ def test_mmcif_goes_by_the_authors_chains(written):
 
 def test_packed_files(tmp_path):
     path = tmp_path / "a.pdb.gz"
-    path.write_bytes(gzip.compress(pdb_text(protein_atoms(LETTERS, PLACES)).encode()))
+    path.write_bytes(gzip.compress(pdb_text(protein_atoms(LETTERS, COORDINATES)).encode()))
     assert structures.read_chain(path).letters == LETTERS
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(InputError, match=r"a\.pdb\.gz cannot be read"):
@@ -120,9 +122,9 @@ def test_packed_files(tmp_path):
         ),
         ("\n".join(line for line in BY_HAND.splitlines() if " DA " in line), None, "no protein chain"),
         ("", None, r"structure\.pdb is empty"),
-        ("MKVLA\n>not a structure\n", None, "holds no atoms"),
+        ("MKVLA\n>not a structure\n", None, "has no atoms"),
         ("data_X\nloop_\n_atom_site.id\n1\n2\n", None, "cannot be read as mmCIF"),
-        ("data_X\n_entry.id X\n", None, "cannot be read as mmCIF|holds no atoms"),
+        ("data_X\n_entry.id X\n", None, "cannot be read as mmCIF|has no atoms"),
         (BY_HAND.replace("  10.000", "  1x.000", 1), None, "cannot be read as PDB"),
     ],
 )
@@ -138,47 +140,47 @@ def test_a_file_that_is_not_there(tmp_path):
         structures.read_chain(tmp_path)
 
 
-def chain_of(letters, places=None):
-    places = np.array(hairpin(letters) if places is None else places, np.float64)
-    return structures.Chain("a.pdb", "A", ("A",), letters, places, None)
+def chain_of(letters, coordinates=None):
+    coordinates = np.array(hairpin(letters) if coordinates is None else coordinates, np.float64)
+    return structures.Chain("a.pdb", "A", ("A",), letters, coordinates, None)
 
 
 def test_a_structure_is_laid_on_a_longer_protein():
     protein = "MSSQ" + LETTERS + "HHHHHH"
     chain = chain_of(LETTERS)
-    placed = structures.place_chain(chain, protein)
-    np.testing.assert_array_equal(placed.places[4:-6], chain.places)
-    assert not placed.resolved[:4].any()
-    assert not placed.resolved[-6:].any()
-    assert (placed.num_aligned, placed.mismatches, placed.num_inserted) == (len(LETTERS), (), 0)
+    aligned = structures.align_chain(chain, protein)
+    np.testing.assert_array_equal(aligned.coordinates[4:-6], chain.coordinates)
+    assert not aligned.resolved[:4].any()
+    assert not aligned.resolved[-6:].any()
+    assert (aligned.num_aligned, aligned.mismatches, aligned.num_inserted) == (len(LETTERS), (), 0)
 
 
 def test_mismatches_gaps_and_tags_are_reported():
     # The crystal has a tag, one mutation, and lacks a loop of the protein.
     crystal = "GSHM" + LETTERS[:6] + "A" + LETTERS[7:12] + LETTERS[17:]
-    placed = structures.place_chain(chain_of(crystal), LETTERS)
-    assert placed.mismatches == ((7, "G", "A"),)
-    assert placed.num_inserted == 4
-    assert placed.num_aligned == len(LETTERS) - 5
-    np.testing.assert_array_equal(np.flatnonzero(~placed.resolved), range(12, 17))
+    aligned = structures.align_chain(chain_of(crystal), LETTERS)
+    assert aligned.mismatches == ((7, "G", "A"),)
+    assert aligned.num_inserted == 4
+    assert aligned.num_aligned == len(LETTERS) - 5
+    np.testing.assert_array_equal(np.flatnonzero(~aligned.resolved), range(12, 17))
 
 
 def test_missing_atoms_leave_a_residue_unresolved():
     chain = chain_of(LETTERS)
-    chain.places[3] = np.nan
-    placed = structures.place_chain(chain, LETTERS)
-    np.testing.assert_array_equal(np.flatnonzero(~placed.resolved), [3])
-    assert placed.num_aligned == len(LETTERS)
+    chain.coordinates[3] = np.nan
+    aligned = structures.align_chain(chain, LETTERS)
+    np.testing.assert_array_equal(np.flatnonzero(~aligned.resolved), [3])
+    assert aligned.num_aligned == len(LETTERS)
 
 
 def test_letters_outside_blosum_are_aligned():
     letters = LETTERS.replace("C", "U") + "O"
-    assert structures.place_chain(chain_of(letters), letters).num_aligned == len(letters)
+    assert structures.align_chain(chain_of(letters), letters).num_aligned == len(letters)
 
 
 def test_another_proteins_structure_is_refused():
     with pytest.raises(InputError, match="chain A does not look like a structure of mine: of 28 and 28 residues"):
-        structures.place_chain(chain_of("P" * 28), LETTERS, name="mine")
+        structures.align_chain(chain_of("P" * 28), LETTERS, name="mine")
 
 
 # Debian's pymol-data has three entries of the PDB.
@@ -192,7 +194,7 @@ def test_real_structures():
     # A file of 1994, with its name behind each line.
     assert (protease.name, protease.chains) == ("A", ("A", "B"))
     assert protease.letters == protease.sequence == HIV_PROTEASE
-    found = contact_map(protease.places)
+    found = contact_map(protease.coordinates)
     # The catalytic triad's neighbours, the flap's hairpin, the ends of the four-stranded sheet's first strand.
     assert all(found[i - 1, j - 1] for i, j in ((25, 28), (45, 56), (10, 23), (75, 33)))
     # Two of one strand, far apart.
@@ -206,8 +208,8 @@ def test_real_structures():
     subunit = structures.read_chain(PYMOL / "demo" / "1tii.pdb", "A")
     # A loop of it was not resolved.
     assert (len(subunit.letters), len(subunit.sequence)) == (186, 190)
-    placed = structures.place_chain(subunit, subunit.sequence)
-    assert (placed.num_aligned, placed.mismatches, placed.num_inserted) == (186, (), 0)
+    aligned = structures.align_chain(subunit, subunit.sequence)
+    assert (aligned.num_aligned, aligned.mismatches, aligned.num_inserted) == (186, (), 0)
     # A file without names of chains and without SEQRES.
     interleukin = structures.read_chain(PYMOL / "demo" / "il2.pdb")
     assert interleukin.gaps == ((78, 83),)
@@ -222,11 +224,11 @@ def test_unrelated_sequences_are_refused_and_distant_relatives_are_not():
     chain = chain_of(letters)
     for length in (30, 100, 300):
         other = "".join(generator.choice(list(letters), length))
-        with pytest.raises(InputError, match="no more than chance"):
-            structures.place_chain(chain, other)
+        with pytest.raises(InputError, match="no more than expected"):
+            structures.align_chain(chain, other)
     changed = list(letters)
     for place in generator.permutation(100)[:60]:
         changed[place] = generator.choice(list(STANDARD_RESIDUES))
-    assert structures.place_chain(chain, "".join(changed)).num_aligned > 90
+    assert structures.align_chain(chain, "".join(changed)).num_aligned > 90
     # A peptide of the chain: nothing short can score far above chance.
-    assert structures.place_chain(chain, letters[40:46]).mismatches == ()
+    assert structures.align_chain(chain, letters[40:46]).mismatches == ()

@@ -180,15 +180,15 @@ def test_names_and_places_stand_in_all_files(make_model, some, tmp_path, monkeyp
     ("options", "message"),
     [
         ({"windows": []}, "at least one window"),
-        ({"repeats": 1}, "repeats is 1; the control 'residues' must be drawn 2"),
-        ({"repeats": 0, "control": "proteins"}, "repeats is 0; the control 'proteins' must be drawn 1"),
+        ({"repeats": 1}, "repeats is 1; the control 'residues' needs at least 2"),
+        ({"repeats": 0, "control": "proteins"}, "repeats is 0; the control 'proteins' needs at least 1"),
         ({"shown": 0}, "no window 0: the windows go from 1 to 2"),
         ({"shown": 3}, "no window 3"),
         ({"names": [["a"]]}, "names are given for 1 windows, but there are 2"),
-        ({"names": [["a"], ["b", "c"]]}, "window 1 has 3 proteins, and 1 names are given"),
+        ({"names": [["a"], ["b", "c"]]}, "window 1 has 3 proteins, but 1 names"),
         ({"control": "letters"}, "no control 'letters'"),
-        ({"windows": [np.array([5, 6, 2], np.uint8)]}, "window 1 holds 1 protein"),
-        ({"shortest": 50}, "no pair of the windows and of the control has a score"),
+        ({"windows": [np.array([5, 6, 2], np.uint8)]}, "window 1 contains 1 protein"),
+        ({"shortest": 50}, "no pair of the windows or of the control has a score"),
     ],
 )
 def test_what_cannot_be_used_leaves_nothing_behind(make_model, some, tmp_path, options, message):

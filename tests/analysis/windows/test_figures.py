@@ -32,7 +32,7 @@ def test_pairs_and_control_share_a_scale_that_is_even_about_none(causal):
     scores[0, 1] = np.nan
     figure, (left, right) = window_figures.score_figure(
         scores, control, lengths=np.array([20, 30, 40, 50]), control_lengths=np.array([25, 35, 45]),
-        name="window 3", null="residues shuffled", own=True, causal=causal,
+        name="window 3", null="residues shuffled", same_pairs=True, causal=causal,
     )  # fmt: skip
     drawn = left.images[0].get_array()
     assert drawn.mask[0, 1]
@@ -53,7 +53,7 @@ def test_pairs_and_control_share_a_scale_that_is_even_about_none(causal):
 def test_what_chance_does_does_not_fill_the_scale():
     values = np.full((2, 2), 0.4)
     figure, (left, _) = window_figures.score_figure(
-        values, values, lengths=np.ones(2, int), control_lengths=np.ones(2, int), name="w", null="n", own=False,
+        values, values, lengths=np.ones(2, int), control_lengths=np.ones(2, int), name="w", null="n", same_pairs=False,
         causal=False,
     )  # fmt: skip
     assert left.images[0].get_clim() == (-3, 3)
@@ -63,7 +63,7 @@ def test_what_chance_does_does_not_fill_the_scale():
 def test_names_of_proteins_are_written_where_they_belong():
     _, (left, right) = window_figures.score_figure(
         np.ones((2, 2)), np.ones((3, 3)), lengths=np.array([20, 30]), control_lengths=np.array([20, 30, 9]),
-        name="w", null="n", own=True, causal=False, labels=["P1$_$", "a_very_long_name_of_a_protein"],
+        name="w", null="n", same_pairs=True, causal=False, labels=["P1$_$", "a_very_long_name_of_a_protein"],
     )  # fmt: skip
     assert [text.get_text() for text in left.get_yticklabels()] == ["1 P1$_$ (20)", "2 a_very_lo…_protein (30)"]
     assert [text.get_text() for text in left.get_xticklabels()] == ["1", "2"]

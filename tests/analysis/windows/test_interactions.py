@@ -22,7 +22,7 @@ def made_up(lengths, weight, *, heads=2, causal=False):
     starts = np.cumsum([0, *(length + 1 for length in lengths)])[:-1]
     window = windows.Window(tokens, starts, starts + lengths)
     octaves = windows.num_octaves(len(tokens))
-    owner = windows._owners(window)
+    owner = windows._protein_of_tokens(window)
     sums, profile = np.zeros((len(lengths), len(lengths))), np.zeros(2 * octaves)
     for i in np.flatnonzero(owner >= 0):
         for j in np.flatnonzero(owner[: i + 1 if causal else None] >= 0):
@@ -70,7 +70,7 @@ def test_the_one_direction_of_a_causal_model_is_its_score():
     np.testing.assert_array_equal(interactions.symmetric(scores), [[np.nan, 4], [4, np.nan]])
 
 
-def test_short_stretches_have_no_score():
+def test_short_proteins_have_no_score():
     attention = made_up((20, 3, 20), by_octave)
     profile = interactions.distance_profile([attention])
     scores = interactions.pair_scores(attention, profile, shortest=16)
@@ -95,11 +95,11 @@ def test_controls_keep_what_they_say(lengths, seed):
     for before, after in zip(given_windows, shuffled, strict=True):
         np.testing.assert_array_equal(before < 4, after < 4)
         np.testing.assert_array_equal(before[before < 4], after[after < 4])
-        for one, two in zip(interactions._stretches(before), interactions._stretches(after), strict=True):
+        for one, two in zip(interactions._proteins(before), interactions._proteins(after), strict=True):
             np.testing.assert_array_equal(np.sort(one), np.sort(two))
     dealt = interactions.control_windows(given_windows, control="proteins", rng=rng)
-    known = [stretch.tobytes() for window in given_windows for stretch in interactions._stretches(window)]
-    found = [stretch.tobytes() for window in dealt for stretch in interactions._stretches(window)]
+    known = [protein.tobytes() for window in given_windows for protein in interactions._proteins(window)]
+    found = [protein.tobytes() for window in dealt for protein in interactions._proteins(window)]
     for whole in found:
         # Only the last of a window may have been cut, at the length of the longest window.
         assert any(stretch.startswith(whole) for stretch in known)
@@ -114,7 +114,7 @@ def test_residues_and_proteins_are_really_moved():
         assert not any(np.array_equal(a, b) for a, b in zip(given_windows, moved, strict=True))
         if control == "proteins":
             origins = [
-                {place for part in interactions._stretches(window) for place, own in enumerate(given_windows)
+                {place for part in interactions._proteins(window) for place, own in enumerate(given_windows)
                  if part.tobytes() in own.tobytes()}
                 for window in moved
             ]  # fmt: skip
@@ -138,7 +138,7 @@ def test_against_all_controls_p_counts_those_at_least_as_high():
     np.testing.assert_allclose(judged.q, [4 / 5, min(3 / 5 * 3 / 2, 4 / 5), min(1 / 5 * 3, 0.8)])
     np.testing.assert_allclose(judged.t, (scores - 1.5) / np.std(control))
     assert judged.degrees is None
-    with pytest.raises(InputError, match="no pair of the windows and of the control"):
+    with pytest.raises(InputError, match="no pair of the windows or of the control"):
         interactions.against_all_controls(scores, np.array([]))
 
 

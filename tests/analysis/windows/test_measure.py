@@ -136,8 +136,8 @@ def test_a_window_is_read_as_in_training(make_model):
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (tokens_of("MKV"), "the window holds 1 protein, "),
-        (np.zeros(5, np.uint8), "holds 0 proteins"),
+        (tokens_of("MKV"), "the window contains 1 protein, "),
+        (np.zeros(5, np.uint8), "contains 0 proteins"),
         (np.concatenate([tokens_of("MKV", pad=2), tokens_of("AC")]), "padding between"),
         (tokens_of("M" * 40, "K" * 40), r"82 tokens, but this model's max_length is 64"),
         (np.array([5, 2, 99]), "the id 99"),
