@@ -37,7 +37,18 @@ MOST_FOR_KINDS = 100
 
 
 def analyze_command(given: Analyze) -> None:
-    """Draw every part that is asked for, say what was found, and where it is.
+    """Run `proteinlm analyze`: draw, then print where the figures are."""
+    run, output, _ = _draw(given)
+    print(f"figures and arrays of {run.name}, step {run.step}, are in {output}")
+
+
+def analyze_run(given: Analyze) -> dict[str, dict[str, Any]]:
+    """Draw, and return the summary of each part that was drawn; see `proteinlm.analyze`."""
+    return _draw(given)[2]
+
+
+def _draw(given: Analyze) -> tuple[Run, Path, dict[str, dict[str, Any]]]:
+    """Draw the parts and return the run, the output folder and the summaries.
 
     OUTPUT/analysis.json says of each part which run, checkpoint, dataset and split it is of, with its summary. What can
     be refused is refused before anything is drawn. A part that was not named and that this run cannot have is left out
@@ -54,7 +65,7 @@ def analyze_command(given: Analyze) -> None:
     chains = _check_parts(given, run, dataset, parts)
     draw = {**_PARTS, "structure": functools.partial(_PARTS["structure"], chains)}
     require_writable(output, "and the figures belong there: nothing was drawn.")
-    record, failed = Record(output / "analysis.json"), []
+    record, summaries, failed = Record(output / "analysis.json"), {}, []
     for part in parts:
         # Files of a part go before its new ones come: what the record says of them is no longer sure.
         record.forget(part)
@@ -65,12 +76,13 @@ def analyze_command(given: Analyze) -> None:
             failed.append(error)
             said = [] if given.parts else [f"left out: {error}"]
         else:
-            record.add(part, {**_origin(given, run, dataset, part), **found})
+            summaries[part] = {**_origin(given, run, dataset, part), **found}
+            record.add(part, summaries[part])
         for sentence in said:
             console.print(f"{part}: {sentence}", soft_wrap=True, highlight=False, markup=False)
     if failed and (given.parts or len(failed) == len(parts)):
         raise InputError(" ".join(dict.fromkeys(map(str, failed))))
-    print(f"figures and arrays of {run.name}, step {run.step}, are in {output}")
+    return run, output, summaries
 
 
 def _origin(given: Analyze, run: Run, dataset: ProteinDataset | None, part: Part) -> dict[str, Any]:

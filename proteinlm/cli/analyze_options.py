@@ -1,5 +1,6 @@
 """Options of `proteinlm analyze`. Nothing heavy is imported here: the help is read from it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -71,3 +72,11 @@ class Analyze:
     """Checkpoint to analyze: a step, best (lowest loss on valid of those kept) or last (the newest)."""
     output: Path | None = None
     """Folder for the figures; RUN/analysis by default."""
+
+
+def analyze(arguments: Sequence[str]) -> None:
+    """Run `proteinlm analyze`."""
+    options = tyro.cli(Analyze, args=arguments, prog="proteinlm analyze")
+    from proteinlm.cli.analyze import analyze_command
+
+    analyze_command(options)

@@ -260,7 +260,8 @@ def evaluate_command(
     table: bool = False,
     paper: bool = False,
     output: Path | None = None,
-) -> None:
+    show: bool = True,
+) -> list[Evaluated]:
     """Score each run, write the results into its folder, and print one table of all runs.
 
     Args:
@@ -273,6 +274,10 @@ def evaluate_command(
         table: whether to write Table 2 of the Performer paper over the runs.
         paper: whether that table has the paper's numbers too.
         output: folder of that table; None is the run's folder, or the folder that holds all runs.
+        show: whether to print the tables.
+
+    Returns:
+        The scores of each run, in the order of the runs.
 
     Raises:
         InputError: an option does not fit, a run or a dataset cannot be read, or a folder cannot be written.
@@ -305,13 +310,16 @@ def evaluate_command(
         except (InputError, OSError) as error:
             # Raised after the scores of all runs were printed.
             write_error = write_error or error
-    if processes.is_first():
+    if show and processes.is_first():
         _print_scores(evaluated)
     if write_error:
         raise write_error
     if table and processes.is_first():
-        print_table(write_table(evaluated, tables, paper=paper))
-        print(f"table.csv, table.tex and table.md are in {tables}")
+        rows = write_table(evaluated, tables, paper=paper)
+        if show:
+            print_table(rows)
+            print(f"table.csv, table.tex and table.md are in {tables}")
+    return evaluated
 
 
 def _print_scores(evaluated: Sequence[Evaluated]) -> None:
