@@ -116,7 +116,7 @@ class FamilyTables:
         """
         hits = list(self._find([record.accession.encode() for record in records]))
         checked = sorted({hit.place for hit in hits if hit.checksum})
-        crcs = dict(zip(checked, crc64([records[place].sequence for place in checked]).tolist(), strict=True))
+        crcs = dict(zip(checked, crc64([records[index].sequence for index in checked]).tolist(), strict=True))
         used: dict[int, list[_Hit]] = {}
         other: dict[int, int] = {}
         for hit in hits:
@@ -131,35 +131,35 @@ class FamilyTables:
     def _joined(self, records: Sequence[Record], used: dict, other: dict, crcs: dict) -> Joined:
         joined = own_families(records)
         masks: Counter = Counter()
-        for place, hits in used.items():
+        for index, hits in used.items():
             texts = [hit.families for hit in hits if hit.families]
             mask = 0
             for hit in hits:
                 mask |= hit.mask if hit.families else 0
             masks[mask] += 1
-            if joined.families[place]:
-                texts.append(joined.families[place])
+            if joined.families[index]:
+                texts.append(joined.families[index])
             if texts:
-                joined.families[place] = texts[0] if len(texts) == 1 else united(texts)
+                joined.families[index] = texts[0] if len(texts) == 1 else united(texts)
         for mask, number in masks.items():
             for table, file in enumerate(self.files):
                 joined.sources[file.path] += number * (mask >> table & 1)
-        for place in sorted(other):
+        for index in sorted(other):
             # It is no mismatch if a row of another table or another version has the right checksum.
-            if not any(hit.checksum for hit in used.get(place, ())):
-                joined.mismatches.append(Mismatch(records[place].accession, other[place], crcs[place], place))
+            if not any(hit.checksum for hit in used.get(index, ())):
+                joined.mismatches.append(Mismatch(records[index].accession, other[index], crcs[index], index))
         return joined
 
     def _find_proteins(self, records: Sequence[Record], with_rows: set[int]) -> Iterator[_Hit]:
         """Yield the rows of the proteins of isoforms that have no rows themselves."""
-        places, names = [], []
-        for place, record in enumerate(records):
+        indices, names = [], []
+        for index, record in enumerate(records):
             protein = protein_of(record.accession.encode())
-            if protein is not None and place not in with_rows:
-                places.append(place)
+            if protein is not None and index not in with_rows:
+                indices.append(index)
                 names.append(protein)
         for hit in self._find(names):
-            yield hit._replace(place=places[hit.place])
+            yield hit._replace(place=indices[hit.place])
 
     def _find(self, accessions: Sequence[bytes]) -> Iterator[_Hit]:
         """Yield all rows of each accession, and mark them as used."""
@@ -168,50 +168,50 @@ class FamilyTables:
         keys = list(map(key, accessions))
         hashes = hashes_of(keys)
         order = np.argsort(hashes, kind="stable")
-        hashes, wanted = hashes[order], np.array(keys, "S")[order]
+        hashes, sorted_keys = hashes[order], np.array(keys, "S")[order]
         cuts = [0, len(order)] if self._pieces is None else np.searchsorted(hashes, self._pieces).tolist()
         for start, stop in pairwise(cuts):
-            places, rows = self._rows(hashes[start:stop], wanted[start:stop])
+            indices, rows = self._rows(hashes[start:stop], sorted_keys[start:stop])
             if len(rows):
                 self._used[rows] = 1
-                yield from self._hits(order[start:stop][places], rows)
+                yield from self._hits(order[start:stop][indices], rows)
             if self._pieces is not None:
                 self._release_pages()
 
-    def _rows(self, hashes: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _rows(self, hashes: np.ndarray, sorted_keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the matches of sorted hashes and their keys: indices of keys and rows of the tables, int64 each."""
-        places = np.arange(len(hashes))
+        indices = np.arange(len(hashes))
         rows = np.searchsorted(self._hashes, hashes).astype(np.int64)
         matches: list[tuple[np.ndarray, np.ndarray]] = []
         # Rows with the same hash are adjacent: those of one accession, and by chance those of other accessions.
         while len(rows):
             same = rows < self.num_rows
-            same[same] = self._hashes[rows[same]] == hashes[places[same]]
-            places, rows = places[same], rows[same]
-            hit = self._keys[rows] == wanted[places]
-            matches.append((places[hit], rows[hit]))
+            same[same] = self._hashes[rows[same]] == hashes[indices[same]]
+            indices, rows = indices[same], rows[same]
+            hit = self._keys[rows] == sorted_keys[indices]
+            matches.append((indices[hit], rows[hit]))
             rows = rows + 1
         if not matches:
-            return places, rows
-        return np.concatenate([place for place, _ in matches]), np.concatenate([row for _, row in matches])
+            return indices, rows
+        return np.concatenate([index for index, _ in matches]), np.concatenate([row for _, row in matches])
 
-    def _hits(self, places: np.ndarray, rows: np.ndarray) -> list[_Hit]:
+    def _hits(self, indices: np.ndarray, rows: np.ndarray) -> list[_Hit]:
         groups, which = np.unique(self._groups[rows], return_inverse=True)
         ends = self._ends[groups].tolist()
         starts = np.where(groups > 0, self._ends[groups.astype(np.int64) - 1], 0).tolist()
         texts = [self._texts[start:end].tobytes() for start, end in zip(starts, ends, strict=True)]
         masks = self._masks[groups].tolist()
         return [
-            _Hit(place, checksum, texts[group], masks[group])
-            for place, checksum, group in zip(
-                places.tolist(), self._checksums[rows].tolist(), which.tolist(), strict=True
+            _Hit(index, checksum, texts[group], masks[group])
+            for index, checksum, group in zip(
+                indices.tolist(), self._checksums[rows].tolist(), which.tolist(), strict=True
             )
         ]
 
     def _release_pages(self) -> None:
         """Let the system free the memory pages of the tables; they are read again when needed."""
-        for one in self._maps:
-            one.madvise(mmap.MADV_DONTNEED)
+        for mapped in self._maps:
+            mapped.madvise(mmap.MADV_DONTNEED)
 
     def unused(self) -> tuple[int, tuple[str, ...]]:
         """Return the number of accessions that were never looked up, and the first of them in the tables' order."""
