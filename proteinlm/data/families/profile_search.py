@@ -180,8 +180,8 @@ def choose(bucket: int, work: Path, everything: bool) -> Chosen:
     columns = read_bucket(work, bucket)
     order, starts = distinct(columns.digests)
     known = np.fromiter(map(bool, columns.families), bool, len(order))[order]
-    wanted = np.ones(len(starts), bool) if everything or not len(starts) else ~np.logical_or.reduceat(known, starts)
-    rows = order[starts[wanted]]
+    selected = np.ones(len(starts), bool) if everything or not len(starts) else ~np.logical_or.reduceat(known, starts)
+    rows = order[starts[selected]]
     short = rows[columns.lengths[rows] <= LONGEST]
     lengths = columns.lengths[short].astype(np.int64)
     folder = _folder(work, bucket)
@@ -271,8 +271,8 @@ def add_found(work: Path, bucket: int, digests: np.ndarray, families: list[bytes
     lines = [line for path in sorted(_folder(work, bucket).glob("found-*")) for line in path.read_bytes().splitlines()]
     if not lines:
         return
-    found = dict(line.split(b"\t") for line in lines)
+    hits = dict(line.split(b"\t") for line in lines)
     for index, digest in enumerate(digests):
-        more = found.get(digest.tobytes().hex().encode())
-        if more:
-            families[index] = united([families[index], more])
+        found = hits.get(digest.tobytes().hex().encode())
+        if found:
+            families[index] = united([families[index], found])
