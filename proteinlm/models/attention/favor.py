@@ -26,7 +26,7 @@ whose change with q and k the gradient of such a row leaves out.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ from proteinlm.errors import InputError
 from proteinlm.models.attention.base import MechanismConfig, Projection, register_attention, visible_pairs
 from proteinlm.models.attention.features.projections import Draw, Kind, draw_projection, matrix, project
 from proteinlm.models.attention.linear.linear_attention import LinearAttention
-from proteinlm.models.attention.linear.state import NEVER, Features, divide, fast_chunk_size
+from proteinlm.models.attention.linear.state import NEVER, Features, LinearOptions, divide, fast_chunk_size
 
 FeatureKind = Literal["positive", "hyperbolic", "trigonometric"]
 
@@ -126,18 +126,13 @@ class FavorAttention(LinearAttention):
     def _least(self) -> float | None:
         return self.config.min_denominator if self.config.features == "trigonometric" else None
 
-    def _options(self) -> dict[str, Any]:
+    def _options(self) -> LinearOptions:
         config, draw = self.config, self.projection.get_value()
 
         def features(x: Array) -> Features:
             return softmax_features(x * self.head_dim**-0.25, draw, config.features, epsilon=config.kernel_epsilon)
 
-        return {
-            "query_features": features,
-            "key_features": features,
-            "chunk_size": config.chunk_size,
-            "min_denominator": self._least(),
-        }
+        return LinearOptions(features, chunk_size=config.chunk_size, min_denominator=self._least())
 
     def _weights(
         self,
@@ -190,24 +185,3 @@ def softmax_features(
     largest = projected.max(-1)
     values = jnp.exp(projected - largest[..., None]) + epsilon
     return Features(values, largest - half - math.log(values.shape[-1]) / 2)
-
-
-def gaussian_features(
-    x: Float[Array, "*rows D"], draw: Draw, kind: FeatureKind = "positive", *, epsilon: float = 0.0
-) -> Features:
-    """Return features whose products estimate the Gaussian kernel exp(-|x - y|^2 / 2); as `softmax_features`."""
-    phi = softmax_features(x, draw, kind, epsilon=epsilon)
-    return Features(phi.values, _scale(phi) - (x * x).sum(-1) / 2)
-
-
-def kernel_estimate(phi_x: Features, phi_y: Features) -> Float[Array, "*rows X Y"]:
-    """Return the estimates phi(x).phi(y) for all pairs, [..., X, Y], of features [..., X, M] and [..., Y, M].
-
-    Not normalised; for errors of approximation and for tests. Overflows where the kernel itself does.
-    """
-    scale = _scale(phi_x)[..., :, None] + _scale(phi_y)[..., None, :]
-    return jnp.einsum("...xm,...ym->...xy", phi_x.values, phi_y.values) * jnp.exp(scale)
-
-
-def _scale(phi: Features) -> Array:
-    return jnp.zeros(phi.values.shape[:-1]) if phi.log_scale is None else phi.log_scale

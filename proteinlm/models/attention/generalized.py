@@ -13,7 +13,7 @@ is 0); the others need none.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from proteinlm.errors import InputError
 from proteinlm.models.attention.base import MechanismConfig, Projection, register_attention, visible_pairs
 from proteinlm.models.attention.features.projections import Draw, Kind, draw_projection, matrix, project
 from proteinlm.models.attention.linear.linear_attention import LinearAttention
-from proteinlm.models.attention.linear.state import Features, divide, fast_chunk_size
+from proteinlm.models.attention.linear.state import Features, LinearOptions, divide, fast_chunk_size
 
 Function = Literal["relu", "sigmoid", "exp", "abs", "gelu", "cos", "tanh", "identity"]
 
@@ -129,20 +129,16 @@ class GeneralizedAttention(LinearAttention):
     def _least(self) -> float | None:
         return self.config.min_denominator if self.config.function in SIGNED else None
 
-    def _options(self) -> dict[str, Any]:
+    def _options(self) -> LinearOptions:
         config = self.config
         draw = self.projection.get_value() if config.num_features else None
 
         def features(x: Array) -> Features:
             return kernel_features(x, draw, config.function, config.kernel_epsilon)
 
-        return {
-            "query_features": features,
-            "key_features": features,
-            "chunk_size": config.chunk_size,
-            "renormalize": config.renormalize,
-            "min_denominator": self._least(),
-        }
+        return LinearOptions(
+            features, chunk_size=config.chunk_size, renormalize=config.renormalize, min_denominator=self._least()
+        )
 
     def _weights(
         self,

@@ -12,7 +12,7 @@ counted from a row's first residue (in segments: from a segment's), wherever pad
 the paper has the causal one alone. A padded query reads 0 then.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -33,7 +33,7 @@ from proteinlm.models.attention.features.norms import QKNorm
 from proteinlm.models.attention.features.sketches import LearnedSketch, RandomSketch, self_tensor
 from proteinlm.models.attention.linear.linear_attention import absorbed, linear_attention
 from proteinlm.models.attention.linear.segments import segmented_attention
-from proteinlm.models.attention.linear.state import Features, State, divide
+from proteinlm.models.attention.linear.state import Features, LinearOptions, State, divide
 
 
 @register_attention
@@ -138,18 +138,17 @@ class PolySketchAttention(Attention):
             return Features(sketch, local=x if self.config.local else None)
         return Features(self_tensor(sketch), local=x if self.config.local else sketch)
 
-    def _options(self) -> dict[str, Any]:
+    def _options(self) -> LinearOptions:
         config = self.config
         degree = config.degree if config.local else 2
-        return {
-            "query_features": self._features,
-            "key_features": self._features,
-            "chunk_size": config.block_size,
-            "constant": 1.0,
-            "min_denominator": None if config.nonnegative else config.min_denominator,
-            "local_kernel": (lambda s: s**degree) if config.local or config.nonnegative else None,
-            "exact_blocks": config.local,
-        }
+        return LinearOptions(
+            self._features,
+            chunk_size=config.block_size,
+            constant=1.0,
+            min_denominator=None if config.nonnegative else config.min_denominator,
+            local_kernel=(lambda s: s**degree) if config.local or config.nonnegative else None,
+            exact_blocks=config.local,
+        )
 
     def _attend(
         self,
@@ -161,9 +160,9 @@ class PolySketchAttention(Attention):
     ) -> Float[Array, "B L H E"]:
         q, k = self.norm(q, k)
         if key_mask is None or not self.config.local:
-            return linear_attention(q, k, v, causal=causal, key_mask=key_mask, **self._options())[0]
+            return linear_attention(q, k, v, self._options(), causal=causal, key_mask=key_mask)[0]
         q, k, v, mask = left_aligned(key_mask, q, k, v, key_mask)
-        return restored(key_mask, linear_attention(q, k, v, causal=causal, key_mask=mask, **self._options())[0])
+        return restored(key_mask, linear_attention(q, k, v, self._options(), causal=causal, key_mask=mask)[0])
 
     def _attend_spread(
         self,
@@ -180,8 +179,8 @@ class PolySketchAttention(Attention):
         """
         q, k = self.norm(q, k)
         if not self.config.local:
-            return linear_attention(q, k, v, causal=causal, key_mask=key_mask, axis=axis, **self._options())[0]
-        out, _ = linear_attention(q, k, v, causal=causal, key_mask=key_mask, axis=axis, **self._options())
+            return linear_attention(q, k, v, self._options(), causal=causal, key_mask=key_mask, axis=axis)[0]
+        out, _ = linear_attention(q, k, v, self._options(), causal=causal, key_mask=key_mask, axis=axis)
         if key_mask is None:
             return out
         place = jax.lax.axis_index(axis) * q.shape[1] + jnp.arange(q.shape[1])
@@ -202,11 +201,11 @@ class PolySketchAttention(Attention):
         q, k = self.norm(q, k)
         options = self._options()
         if not self.config.local:
-            return segmented_attention(q, k, v, segments, causal=causal, **options)
+            return segmented_attention(q, k, v, segments, options, causal=causal)
         # Each residue's sketch is scored in up to three chunks: it is made once, and travels with the residue.
         q, k = self._with_sketch(q), self._with_sketch(k)
-        options |= {"query_features": self._of_sketch, "key_features": self._of_sketch}
-        return segmented_attention(q, k, v, segments, causal=causal, block_scores=self._block_scores, **options)
+        options = replace(options, features=self._of_sketch, block_scores=self._block_scores)
+        return segmented_attention(q, k, v, segments, options, causal=causal)
 
     def _with_sketch(self, x: Float[Array, "B L H D"]) -> Float[Array, "B L H DR"]:
         batch, length, heads, _ = x.shape
@@ -259,11 +258,11 @@ class PolySketchAttention(Attention):
     ) -> tuple[Float[Array, "B L H E"], Any]:
         q, k = self.norm(q, k)
         if not self.config.local:
-            return linear_attention(q, k, v, causal=True, key_mask=key_mask, **self._options())
+            return linear_attention(q, k, v, self._options(), causal=True, key_mask=key_mask)
         batch, length = q.shape[:2]
         mask = jnp.ones((batch, length), bool) if key_mask is None else key_mask
         q, k, v, mask = left_aligned(key_mask, q, k, v, mask)
-        out, _ = linear_attention(q, k, v, causal=True, key_mask=mask, **self._options())
+        out, _ = linear_attention(q, k, v, self._options(), causal=True, key_mask=mask)
         return restored(key_mask, out), self._local_state(k, v, mask)
 
     def _local_state(
@@ -274,8 +273,7 @@ class PolySketchAttention(Attention):
         place = jnp.arange(mask.shape[1])[None]
         complete = place < (count // size * size)[:, None]
         before, block = (
-            absorbed(k, v, key_features=self._features, key_mask=part, chunk_size=size)
-            for part in (complete, mask & ~complete)
+            absorbed(k, v, self._features, key_mask=part, chunk_size=size) for part in (complete, mask & ~complete)
         )
         # Rows of the block; what lies past the row's end is not read before it is written over.
         rows = jnp.minimum((count // size * size)[:, None] + jnp.arange(size)[None], mask.shape[1] - 1)
@@ -287,7 +285,7 @@ class PolySketchAttention(Attention):
     ) -> tuple[Float[Array, "B 1 H E"], Any]:
         q, k = self.norm(q, k)
         if not self.config.local:
-            return linear_attention(q, k, v, causal=True, state=state, **self._options())
+            return linear_attention(q, k, v, self._options(), causal=True, state=state)
         return self._local_step(q, k, v, state)
 
     def _local_step(

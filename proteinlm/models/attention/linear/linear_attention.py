@@ -32,7 +32,6 @@ chunk is part of what is computed, causal or not.
 import abc
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,9 +47,9 @@ from proteinlm.models.attention.linear.state import (
     NEVER,
     FeatureMap,
     Features,
+    LinearOptions,
     State,
     absorb,
-    divide,
     empty_state,
     fast_chunk_size,
     local_scores,
@@ -60,43 +59,35 @@ from proteinlm.models.attention.linear.state import (
 
 
 class LinearAttention(Attention):
-    """A mechanism that is feature maps and nothing else."""
+    """Base class of mechanisms that are a feature map and nothing else."""
 
     @abc.abstractmethod
-    def _options(self) -> dict[str, Any]:
-        """Return keyword arguments of `linear_attention`: the feature maps and what else the mechanism sets."""
+    def _options(self) -> LinearOptions: ...
 
     def _attend(self, q: Array, k: Array, v: Array, causal: bool, key_mask: Array | None) -> Array:
-        return linear_attention(q, k, v, causal=causal, key_mask=key_mask, **self._options())[0]
+        return linear_attention(q, k, v, self._options(), causal=causal, key_mask=key_mask)[0]
 
     def _attend_segments(self, q: Array, k: Array, v: Array, causal: bool, segments: Array) -> Array:
-        return segmented_attention(q, k, v, segments, causal=causal, **self._options())
+        return segmented_attention(q, k, v, segments, self._options(), causal=causal)
 
     def _attend_spread(self, q: Array, k: Array, v: Array, causal: bool, key_mask: Array | None, axis: str) -> Array:
-        return linear_attention(q, k, v, causal=causal, key_mask=key_mask, axis=axis, **self._options())[0]
+        return linear_attention(q, k, v, self._options(), causal=causal, key_mask=key_mask, axis=axis)[0]
 
     def _prefill(self, q: Array, k: Array, v: Array, key_mask: Array | None, max_length: int) -> tuple[Array, State]:
-        return linear_attention(q, k, v, causal=True, key_mask=key_mask, **self._options())
+        return linear_attention(q, k, v, self._options(), causal=True, key_mask=key_mask)
 
     def _step(self, q: Array, k: Array, v: Array, state: State) -> tuple[Array, State]:
-        return linear_attention(q, k, v, causal=True, state=state, **self._options())
+        return linear_attention(q, k, v, self._options(), causal=True, state=state)
 
 
 def linear_attention(
     q: Float[Array, "B L H D"],
     k: Float[Array, "B L H D"],
     v: Float[Array, "B L H E"],
+    options: LinearOptions,
     *,
-    query_features: FeatureMap,
-    key_features: FeatureMap,
     causal: bool,
     key_mask: Bool[Array, "B L"] | None = None,
-    chunk_size: int = 0,
-    renormalize: bool = True,
-    min_denominator: float | None = None,
-    constant: float = 0.0,
-    local_kernel: Callable[[Array], Array] | None = None,
-    exact_blocks: bool = False,
     state: State | None = None,
     axis: str | None = None,
 ) -> tuple[Float[Array, "B L H E"], State]:
@@ -104,80 +95,69 @@ def linear_attention(
 
     Args:
         q: queries, k: keys, v: values; any float dtype.
-        query_features: and `key_features`: called on chunks [B * H, C, D] in float32.
+        options: features, chunk size and denominators.
         causal: residue i sees the given state and residues 0 to i; otherwise the state and all residues.
         key_mask: False for keys that nobody sees.
-        chunk_size: C; L need not be a multiple, and C may exceed L. 0 takes the size that is fast on this backend.
-        renormalize: divide by the sum of scores (D^-1 in the paper); otherwise the sum itself is returned.
-        min_denominator: and `constant`, `local_kernel`, `exact_blocks`: see the top of this file. The local kernel of 0
-            is 0, and its feature map has no log scale.
-        state: what earlier keys left (from `empty_state` or an earlier call); None is nothing.
-        axis: of the mesh whose devices hold the rows' residues (linear_spread.py), in place of a given state. With
+        state: the state after earlier keys (from `empty_state` or an earlier call); None: there are none.
+        axis: mesh axis whose devices hold the rows' residues (sequence_parallel.py), in place of a given state. With
             exact blocks a device holds a whole number of chunks.
 
     Returns:
         (output in the values' dtype, state after these keys).
     """
     batch, length, heads, width = v.shape
-    chunk = min(chunk_size or fast_chunk_size(causal), length)
-    nothing = empty_state(key_features, batch * heads, q.shape[-1], width)
+    chunk = min(options.chunk_size or fast_chunk_size(causal), length)
+    nothing = empty_state(options.features, batch * heads, q.shape[-1], width)
     state, after = nothing if state is None else state, nothing
-    if axis is not None and (causal or exact_blocks):
-        own = absorbed(k, v, key_features=key_features, key_mask=key_mask, chunk_size=fast_chunk_size(False))
+    if axis is not None and (causal or options.exact_blocks):
+        own = absorbed(k, v, options.features, key_mask=key_mask, chunk_size=fast_chunk_size(False))
         state = state_before(own, axis)
         after = nothing if causal else state_before(own, axis, after=True)
     queries, keys, values = (split(x, chunk) for x in (q, k, v))
     visible = split_mask(key_mask, batch, length, heads, chunk)
 
-    def read(sums: Array, query_scale: Array | None, key_scale: Array | None) -> Array:
-        """Turn sums over [v | 1] into the output; the scales matter only where nothing divides them out."""
-        if renormalize:
-            return divide(sums[..., :-1], sums[..., -1] + constant, min_denominator).astype(v.dtype)
-        if query_scale is None or key_scale is None:
-            return sums[..., :-1].astype(v.dtype)
-        # Together: a large one of a query may meet the log 0 of nothing seen.
-        return (sums[..., :-1] * jnp.exp(query_scale + key_scale)[..., None]).astype(v.dtype)
+    features, local_kernel, dtype = options.features_of, options.local_kernel, v.dtype
 
     def causal_step(state: State, inputs: tuple) -> tuple[State, Array]:
         q, k, v, visible = inputs
-        phi_q = query_features(q.astype(jnp.float32))
-        phi_k = visible_features(key_features(k.astype(jnp.float32)), visible)
+        phi_q = features(q)
+        phi_k = visible_features(features(k), visible)
         v_one = with_ones(v)
         sums, running = _causal_chunk(state, phi_q, phi_k, v_one, local_kernel)
         sums = checkpoint_name(sums, "sums")
-        return absorb(state, phi_k, v_one), read(sums, phi_q.log_scale, running)
+        return absorb(state, phi_k, v_one), options.output(sums, phi_q.log_scale, running, dtype)
 
     def read_step(state: State, q: Array) -> tuple[State, Array]:
-        phi_q = query_features(q.astype(jnp.float32))
+        phi_q = features(q)
         scale = None if state.maximum is None else state.maximum[:, None]
         sums = checkpoint_name(read_state(state, phi_q.values), "sums")
-        return state, read(sums, phi_q.log_scale, scale)
+        return state, options.output(sums, phi_q.log_scale, scale, dtype)
 
     def block_step(state: State, inputs: tuple) -> tuple[State, Array]:
         """Sums over the chunk itself, in both directions, and over what the scan has passed."""
         q, k, v, visible = inputs
-        phi_q, phi_k = query_features(q.astype(jnp.float32)), key_features(k.astype(jnp.float32))
+        phi_q, phi_k = features(q), features(k)
         phi_k, v_one = visible_features(phi_k, visible), with_ones(v)
         sums = jnp.einsum("nij,nje->nie", local_scores(phi_q, phi_k, local_kernel), v_one)
         return absorb(state, phi_k, v_one), sums + read_state(state, phi_q.values)
 
     def beyond_step(state: State, inputs: tuple) -> tuple[State, Array]:
         q, k, v, visible, sums = inputs
-        sums = sums + read_state(state, query_features(q.astype(jnp.float32)).values)
-        phi_k = visible_features(key_features(k.astype(jnp.float32)), visible)
-        return absorb(state, phi_k, with_ones(v)), read(sums, None, None)
+        sums = sums + read_state(state, features(q).values)
+        phi_k = visible_features(features(k), visible)
+        return absorb(state, phi_k, with_ones(v)), options.output(sums, None, None, dtype)
 
     # Of a chunk its sums alone are kept, as large as the output: the products that make them are not done again.
     remade = partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("sums"))
     if causal:
         state, out = jax.lax.scan(remade(causal_step), state, (queries, keys, values, visible))
-    elif exact_blocks:
+    elif options.exact_blocks:
         # Other chunks are those before and those after, each summed by a scan: nothing is subtracted.
         state, sums = jax.lax.scan(jax.checkpoint(block_step), state, (queries, keys, values, visible))
         inputs = (queries, keys, values, visible, sums)
         _, out = jax.lax.scan(jax.checkpoint(beyond_step), after, inputs, reverse=True)
     else:
-        state = _absorb_all(state, key_features, keys, values, visible)
+        state = _absorb_all(state, options.features, keys, values, visible)
         state = state if axis is None else state_of_all(state, axis)
         _, out = jax.lax.scan(remade(read_step), state, queries)
     return join(out, batch, length, heads), state
@@ -186,17 +166,17 @@ def linear_attention(
 def absorbed(
     k: Float[Array, "B L H D"],
     v: Float[Array, "B L H E"],
+    features: FeatureMap,
     *,
-    key_features: FeatureMap,
     key_mask: Bool[Array, "B L"] | None,
     chunk_size: int,
 ) -> State:
     """Return the state after these keys alone; arguments as those of `linear_attention`."""
     batch, length, heads, width = v.shape
     chunk = min(chunk_size, length)
-    nothing = empty_state(key_features, batch * heads, k.shape[-1], width)
+    nothing = empty_state(features, batch * heads, k.shape[-1], width)
     visible = split_mask(key_mask, batch, length, heads, chunk)
-    return _absorb_all(nothing, key_features, split(k, chunk), split(v, chunk), visible)
+    return _absorb_all(nothing, features, split(k, chunk), split(v, chunk), visible)
 
 
 def _causal_chunk(
@@ -224,7 +204,7 @@ def _causal_chunk(
 
 def _absorb_all(
     state: State,
-    key_features: FeatureMap,
+    features: FeatureMap,
     keys: Float[Array, "S N C D"],
     values: Float[Array, "S N C E"],
     visible: Bool[Array, "S N C"] | None,
@@ -233,6 +213,6 @@ def _absorb_all(
 
     def step(state: State, inputs: tuple) -> tuple[State, None]:
         k, v, visible = inputs
-        return absorb(state, visible_features(key_features(k.astype(jnp.float32)), visible), with_ones(v)), None
+        return absorb(state, visible_features(features(k.astype(jnp.float32)), visible), with_ones(v)), None
 
     return jax.lax.scan(jax.checkpoint(step), state, (keys, values, visible))[0]

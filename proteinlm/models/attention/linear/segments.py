@@ -14,7 +14,6 @@ the border of two chunks. With `block_scores` a chunk's pairs reach as many chun
 states end, and start, so many chunks away. Chunks are half a block then: a query meets keys of one and a half blocks.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -27,11 +26,10 @@ from jaxtyping import Array, Bool, Float, Int
 from proteinlm.models.attention.blocks import join, split, with_ones
 from proteinlm.models.attention.linear.state import (
     NEVER,
-    FeatureMap,
     Features,
+    LinearOptions,
     State,
     absorb,
-    divide,
     empty_state,
     fast_chunk_size,
     local_scores,
@@ -69,29 +67,21 @@ def segmented_attention(
     k: Float[Array, "B L H D"],
     v: Float[Array, "B L H E"],
     segments: Int[Array, "B L"],
+    options: LinearOptions,
     *,
-    query_features: FeatureMap,
-    key_features: FeatureMap,
     causal: bool,
-    chunk_size: int = 0,
-    renormalize: bool = True,
-    min_denominator: float | None = None,
-    constant: float = 0.0,
-    local_kernel: Callable[[Array], Array] | None = None,
-    exact_blocks: bool = False,
-    block_scores: Callable[[Features, Features, Array], Array] | None = None,
 ) -> Float[Array, "B L H E"]:
     """Attend inside segments, as `linear_attention` would if each had a row for itself, in the values' dtype.
 
     Args:
         q: queries, k: keys, v: values; any float dtype, all finite.
         segments: see `Attention.__call__`.
-        query_features: and the other options: as for `linear_attention`.
-        exact_blocks: must come with block_scores, and then scores of pairs in one block of chunk_size are others.
-        block_scores: (features of queries, features of keys, bool [N, C, K]: they lie in one block) -> scores.
+        options: as for `linear_attention`. Exact blocks need `block_scores`.
+        causal: residue i sees the residues of its segment up to itself; otherwise all of its segment.
     """
-    if exact_blocks and block_scores is None:
-        raise ValueError("exact_blocks in segments need block_scores, which say what a pair in two blocks scores")
+    chunk_size, block_scores = options.chunk_size, options.block_scores
+    if options.exact_blocks and block_scores is None:
+        raise ValueError("exact_blocks in segments need block_scores, the scores of pairs in one block and in two")
     batch, length, heads, width = v.shape
     if block_scores is None:
         chunk, reach = min(chunk_size or fast_chunk_size(causal=True), length), 0
@@ -104,44 +94,37 @@ def segmented_attention(
     # The column of a key that comes as late as the query: the past is up to it.
     past = jnp.arange(near.k.shape[2])[None, None, :] - reach * chunk <= rows[None, :, None]
 
-    def features_of(keys: _Keys) -> Features:
-        return key_features(keys.k.astype(jnp.float32))
-
     def add_near(phi_q: Features, own: tuple[Array, Array], keys: _Keys, phi_k: Features) -> tuple[Array, Array | None]:
         segment, place = own
         pairs = (segment[:, :, None] == keys.segment[:, None, :]) & (keys.segment > 0)[:, None, :]
         pairs = pairs & past if causal else pairs
         if block_scores is None:
-            scores = local_scores(phi_q, phi_k, local_kernel)
+            scores = local_scores(phi_q, phi_k, options.local_kernel)
         else:
             same = place[:, :, None] // chunk_size == keys.place[:, None, :] // chunk_size
             scores = block_scores(phi_q, phi_k, same)
         return _pair_sums(scores, pairs, phi_k.log_scale, with_ones(keys.v))
 
-    def read(sums: Array, query_scale: Array | None, running: Array | None) -> Array:
-        if renormalize:
-            return divide(sums[..., :-1], sums[..., -1] + constant, min_denominator).astype(v.dtype)
-        if query_scale is None or running is None:
-            return sums[..., :-1].astype(v.dtype)
-        return (sums[..., :-1] * jnp.exp(query_scale + running)[..., None]).astype(v.dtype)
-
     def onward(passed: _Passed, inputs: tuple) -> tuple[_Passed, Array | tuple]:
         q, own, near, leaving = inputs
-        phi_q, phi_k = query_features(q.astype(jnp.float32)), features_of(near)
+        phi_q, phi_k = options.features_of(q), options.features_of(near.k)
         sums, running = _add_state(passed, phi_q.values, own[0], *add_near(phi_q, own, near, phi_k))
-        passed = _pass(passed, *((near, phi_k) if leaving is None else (leaving, features_of(leaving))), edge=-1)
+        if leaving is not None:
+            near, phi_k = leaving, options.features_of(leaving.k)
+        passed = _pass(passed, near, phi_k, edge=-1)
         if not causal:
             return passed, (sums, running)
-        return passed, read(checkpoint_name(sums, "sums"), phi_q.log_scale, running)
+        return passed, options.output(checkpoint_name(sums, "sums"), phi_q.log_scale, running, v.dtype)
 
     def back(passed: _Passed, inputs: tuple) -> tuple[_Passed, Array]:
         q, own, leaving, (sums, running) = inputs
-        phi_q = query_features(q.astype(jnp.float32))
+        phi_q = options.features_of(q)
         sums, running = _add_state(passed, phi_q.values, own[0], sums, running)
-        return _pass(passed, leaving, features_of(leaving), edge=0), read(sums, phi_q.log_scale, running)
+        passed = _pass(passed, leaving, options.features_of(leaving.k), edge=0)
+        return passed, options.output(sums, phi_q.log_scale, running, v.dtype)
 
     nothing = _Passed(
-        empty_state(key_features, batch * heads, k.shape[-1], width), jnp.zeros((batch * heads,), jnp.int32)
+        empty_state(options.features, batch * heads, k.shape[-1], width), jnp.zeros((batch * heads,), jnp.int32)
     )
     own = keys.segment, keys.place
     inputs = queries, own, near, _side_by_side(keys, [-reach]) if reach else None

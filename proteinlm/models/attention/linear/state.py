@@ -5,7 +5,8 @@ several proteins. N = B * H rows, C residues of a chunk, M features, E value dim
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,53 @@ FeatureMap = Callable[[Array], Features]
 """float32 [N, C, D] -> Features, each residue by itself."""
 
 
+@dataclass(frozen=True)
+class LinearOptions:
+    """A kernel given by its features, and how sums of scores become weights; linear_attention.py has the details.
+
+    Attributes:
+        features: phi, of queries and keys alike; called on chunks.
+        chunk_size: C; the length need not be a multiple, and C may exceed it. 0 takes the size that is fast on this
+            backend.
+        renormalize: divide by the sum of scores (D^-1 in the Performer paper); otherwise return the sum itself.
+        min_denominator: least distance of a denominator from 0, for kernels of any sign; None for kernels that are
+            never negative.
+        constant: added to the sum of scores.
+        local_kernel: makes scores inside a chunk of the products of `Features.local`; it must map 0 to 0, and the
+            features have no log scale. None: the products of the features themselves.
+        exact_blocks: the scores inside a chunk are not those of the features, so the chunks are part of the result.
+        block_scores: for exact blocks in segments: (features of queries, features of keys, bool [N, C, K], which pairs
+            lie in one block) -> scores [N, C, K].
+    """
+
+    features: FeatureMap
+    chunk_size: int = 0
+    renormalize: bool = True
+    min_denominator: float | None = None
+    constant: float = 0.0
+    local_kernel: Callable[[Array], Array] | None = None
+    exact_blocks: bool = False
+    block_scores: Callable[[Features, Features, Array], Array] | None = None
+
+    def features_of(self, x: Float[Array, "N C D"]) -> Features:
+        """Return the features of queries or keys of any float dtype."""
+        return self.features(x.astype(jnp.float32))
+
+    def output(
+        self, sums: Float[Array, "N C F"], query_scale: Array | None, key_scale: Array | None, dtype: Any
+    ) -> Float[Array, "N C E"]:
+        """Return what residues read, of sums over [v | 1] that lack exp of the log scales [N, C] of queries and keys.
+
+        The scales cancel in the division, so they matter without `renormalize` alone.
+        """
+        if self.renormalize:
+            return divide(sums[..., :-1], sums[..., -1] + self.constant, self.min_denominator).astype(dtype)
+        if query_scale is None or key_scale is None:
+            return sums[..., :-1].astype(dtype)
+        # One exponential of their sum: a large scale of a query may meet the log 0 of a query that sees nothing.
+        return (sums[..., :-1] * jnp.exp(query_scale + key_scale)[..., None]).astype(dtype)
+
+
 class State(NamedTuple):
     """What linear attention remembers of the keys so far; N = B * H.
 
@@ -54,11 +102,11 @@ def fast_chunk_size(causal: bool, backend: str | None = None) -> int:
     return (64 if causal else 512) if (backend or jax.default_backend()) == "cpu" else 256
 
 
-def empty_state(key_features: FeatureMap, rows: int, dim: int, value_dim: int) -> State:
+def empty_state(features: FeatureMap, rows: int, dim: int, value_dim: int) -> State:
     """Return the state that has seen nothing, for `rows` = B * H pairs of batch row and head."""
-    features = jax.eval_shape(key_features, jax.ShapeDtypeStruct((rows, 1, dim), jnp.float32))
-    sums = jnp.zeros((rows, value_dim + 1, features.values.shape[-1]), jnp.float32)
-    return State(sums, None if features.log_scale is None else jnp.full((rows,), NEVER, jnp.float32))
+    shapes = jax.eval_shape(features, jax.ShapeDtypeStruct((rows, 1, dim), jnp.float32))
+    sums = jnp.zeros((rows, value_dim + 1, shapes.values.shape[-1]), jnp.float32)
+    return State(sums, None if shapes.log_scale is None else jnp.full((rows,), NEVER, jnp.float32))
 
 
 def visible_features(features: Features, visible: Bool[Array, "N C"] | None) -> Features:
