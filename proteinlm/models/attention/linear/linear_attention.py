@@ -1,32 +1,32 @@
-"""Linear attention, once for every feature map.
+"""Linear attention for any feature map.
 
-With features phi, residue i reads (Performer paper, equation 4; Appendix B.1 for the causal form)
+With features phi, the output of residue i is (Performer paper, equation 4; Appendix B.1 for the causal form)
 
     out_i = sum_j phi(q_i).phi(k_j) v_j / sum_j phi(q_i).phi(k_j)
 
-[V | 1] goes through, so that numerator and denominator are one pass. The sums over keys are a state [E + 1, M] whose
-size does not depend on L. The causal form is a scan over chunks: inside a chunk scores are explicit, everything before
-it comes from the state. Features are computed inside the scan's body, which is recomputed in the backward pass: the
-states at chunk boundaries and the sums that become the output are all that is kept, and no prefix is ever rebuilt by
-subtraction. State and sums are float32 whatever the inputs are; products have the backend's default precision for
-float32 (less than float32 on TPUs unless jax.default_matmul_precision says so).
+The values are extended to [V | 1], so that one pass gives numerator and denominator. The sums over keys are a state
+[E + 1, M], whose size does not depend on L. The causal form is a scan over chunks: inside a chunk scores are explicit;
+all earlier keys contribute through the state. Features are computed inside the body of the scan, which the backward
+pass computes again. Only the states at chunk boundaries and the sums for the output are kept, and no earlier state is
+reconstructed by subtraction. State and sums are float32 for inputs of any dtype; products have the backend's default
+precision for float32 (on TPUs less than float32, unless jax.default_matmul_precision is set).
 
-Stabilisers. A feature map may give its features divided by exp(c), with c a number per residue (`log_scale`). For
-queries c cancels. For keys the core carries M_i, the largest c_j that residue i may see, by batch row and head: the
-score of (i, j) is (phi_i.phi_j) exp(c_j - M_i), and the state is rescaled by exp(M_old - M_new) at chunk boundaries.
-All exponents are at most 0, so nothing overflows, and nothing depends on a later key or on another row of the batch. A
-map without log_scale skips all of this.
+Stabilisers. A feature map may return its features divided by exp(c), with one number c per residue (`log_scale`). For
+queries c cancels. For keys the scan carries M_i, the largest c_j of the keys that are visible to residue i, for each
+batch row and head: the score of (i, j) is (phi_i.phi_j) exp(c_j - M_i), and the state is rescaled by exp(M_old - M_new)
+at chunk boundaries. All exponents are at most 0, so nothing overflows, and nothing depends on a later key or on another
+row of the batch. Without a log_scale all of this is skipped.
 
-Denominators. `min_denominator` None is for kernels that are never negative: a denominator below 1e-18 means that there
-is nothing to attend to (or that all features underflow), and the row is 0. A number is for kernels of any sign: the
-denominator keeps its sign (0 counts as positive) and is moved to at least that distance from 0, which bounds values and
-gradients; the weights of such a row do not sum to 1. Either way a row that sees no key gives 0 with gradient 0.
-`constant` is added to the sum of scores first (PolySketchFormer's 1 + sum).
+Denominators. `min_denominator` None is for kernels that are never negative: a denominator below 1e-18 means that no key
+is visible (or that all features underflow), and the output is 0. A number is for kernels of any sign: the denominator
+keeps its sign (0 counts as positive) and is moved to at least that distance from 0, which bounds values and gradients;
+the weights of such a row do not sum to 1. In both cases a residue without visible keys gets 0, with gradient 0.
+`constant` is added to the sum of scores first (1 + sum in PolySketchFormer).
 
-Scores inside a chunk. Where phi(x).phi(y) is a function of a shorter product, kernel(l(x).l(y)), the causal form takes
-that: l is `Features.local`, the function `local_kernel` (PolySketchFormer, section 3.1: (x.y)^2 in O(C^2 r), never the
-r^2 features). With `exact_blocks` the scores inside a chunk are others than phi's (section 3.2: exact ones), so the
-chunk is part of what is computed, causal or not.
+Scores inside a chunk. If phi(x).phi(y) is a function of a shorter product, kernel(l(x).l(y)), the causal form uses it:
+l is `Features.local`, the function is `local_kernel` (PolySketchFormer, section 3.1: (x.y)^2 in O(C^2 r), without the
+r^2 features). With `exact_blocks` the scores inside a chunk differ from phi's (section 3.2: exact scores), so the
+chunks are part of the result, causal or not.
 """
 
 import abc
@@ -97,7 +97,7 @@ def linear_attention(
         q: queries, k: keys, v: values; any float dtype.
         options: features, chunk size and denominators.
         causal: residue i sees the given state and residues 0 to i; otherwise the state and all residues.
-        key_mask: False for keys that nobody sees.
+        key_mask: False for keys that are not visible.
         state: the state after earlier keys (from `empty_state` or an earlier call); None: there are none.
         axis: mesh axis whose devices hold the rows' residues (sequence_parallel.py), in place of a given state. With
             exact blocks a device holds a whole number of chunks.
@@ -107,12 +107,12 @@ def linear_attention(
     """
     batch, length, heads, width = v.shape
     chunk = min(options.chunk_size or fast_chunk_size(causal), length)
-    nothing = empty_state(options.features, batch * heads, q.shape[-1], width)
-    state, after = nothing if state is None else state, nothing
+    empty = empty_state(options.features, batch * heads, q.shape[-1], width)
+    state, after = empty if state is None else state, empty
     if axis is not None and (causal or options.exact_blocks):
-        own = absorbed(k, v, options.features, key_mask=key_mask, chunk_size=fast_chunk_size(False))
-        state = state_before(own, axis)
-        after = nothing if causal else state_before(own, axis, after=True)
+        of_device = absorbed(k, v, options.features, key_mask=key_mask, chunk_size=fast_chunk_size(False))
+        state = state_before(of_device, axis)
+        after = empty if causal else state_before(of_device, axis, after=True)
     queries, keys, values = (split(x, chunk) for x in (q, k, v))
     visible = split_mask(key_mask, batch, length, heads, chunk)
 
@@ -134,7 +134,7 @@ def linear_attention(
         return state, options.output(sums, phi_q.log_scale, scale, dtype)
 
     def block_step(state: State, inputs: tuple) -> tuple[State, Array]:
-        """Sums over the chunk itself, in both directions, and over what the scan has passed."""
+        """Return sums over the chunk itself, in both directions, and over the chunks before it."""
         q, k, v, visible = inputs
         phi_q, phi_k = features(q), features(k)
         phi_k, v_one = visible_features(phi_k, visible), with_ones(v)
@@ -147,19 +147,19 @@ def linear_attention(
         phi_k = visible_features(features(k), visible)
         return absorb(state, phi_k, with_ones(v)), options.output(sums, None, None, dtype)
 
-    # Of a chunk its sums alone are kept, as large as the output: the products that make them are not done again.
-    remade = partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("sums"))
+    # For each chunk only its sums are kept, which are as large as the output, so their products are not computed again.
+    recomputed = partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("sums"))
     if causal:
-        state, out = jax.lax.scan(remade(causal_step), state, (queries, keys, values, visible))
+        state, out = jax.lax.scan(recomputed(causal_step), state, (queries, keys, values, visible))
     elif options.exact_blocks:
-        # Other chunks are those before and those after, each summed by a scan: nothing is subtracted.
+        # One scan sums the chunks before, one the chunks after: nothing is subtracted.
         state, sums = jax.lax.scan(jax.checkpoint(block_step), state, (queries, keys, values, visible))
         inputs = (queries, keys, values, visible, sums)
         _, out = jax.lax.scan(jax.checkpoint(beyond_step), after, inputs, reverse=True)
     else:
         state = _absorb_all(state, options.features, keys, values, visible)
         state = state if axis is None else state_of_all(state, axis)
-        _, out = jax.lax.scan(remade(read_step), state, queries)
+        _, out = jax.lax.scan(recomputed(read_step), state, queries)
     return join(out, batch, length, heads), state
 
 
@@ -174,9 +174,9 @@ def absorbed(
     """Return the state after these keys alone; arguments as those of `linear_attention`."""
     batch, length, heads, width = v.shape
     chunk = min(chunk_size, length)
-    nothing = empty_state(features, batch * heads, k.shape[-1], width)
+    empty = empty_state(features, batch * heads, k.shape[-1], width)
     visible = split_mask(key_mask, batch, length, heads, chunk)
-    return _absorb_all(nothing, features, split(k, chunk), split(v, chunk), visible)
+    return _absorb_all(empty, features, split(k, chunk), split(v, chunk), visible)
 
 
 def _causal_chunk(
@@ -193,10 +193,10 @@ def _causal_chunk(
     from_state = read_state(state, phi_q.values)
     if phi_k.log_scale is None or state.maximum is None:
         return jnp.einsum("nij,nje->nie", jnp.where(past, scores, 0.0), v_one) + from_state, None
-    # M_i only moves a factor between sums and exponents, so no gradient goes through it.
+    # M_i is a factor that cancels, so its gradient is 0.
     running = jax.lax.cummax(stop_gradient(phi_k.log_scale), axis=1)
     running = jnp.maximum(running, stop_gradient(state.maximum)[:, None])
-    # Later keys may lie above M_i: they are taken out before exp sees them.
+    # The log scale of a later key may exceed M_i: later keys are masked before exp, which would overflow.
     decay = jnp.exp(jnp.where(past, phi_k.log_scale[:, None, :] - running[:, :, None], NEVER))
     from_state = from_state * jnp.exp(state.maximum[:, None] - running)[..., None]
     return jnp.einsum("nij,nje->nie", scores * decay, v_one) + from_state, running
@@ -209,7 +209,7 @@ def _absorb_all(
     values: Float[Array, "S N C E"],
     visible: Bool[Array, "S N C"] | None,
 ) -> State:
-    """Add chunk after chunk."""
+    """Add the chunks to the state, one after another."""
 
     def step(state: State, inputs: tuple) -> tuple[State, None]:
         k, v, visible = inputs
