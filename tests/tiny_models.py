@@ -55,6 +55,11 @@ def loud(model):
     return nnx.merge(graph, params, rest)
 
 
+def num_parameters(model):
+    """The number of trained parameters."""
+    return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+
+
 def logits(model, tokens, dropout_key=None, segments=None):
     return _logits(*nnx.split(model), tokens, dropout_key, segments)
 

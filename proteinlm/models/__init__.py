@@ -1,1 +1,1 @@
-"""Models: transformer.py, positions.py and one file an attention mechanism."""
+"""The model (transformer.py), its positions, training objectives, and attention mechanisms (attention/)."""

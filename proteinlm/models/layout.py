@@ -1,4 +1,4 @@
-"""Where a model's arrays lie: a model knows of no device, and calls these places where a layout may act.
+"""`Layout`: the calls by which a model lets its arrays be placed on devices. A model itself refers to no device.
 
 Axes: B batch, L residues, H heads, D head dim, F embed dim.
 """
@@ -11,14 +11,14 @@ from proteinlm.models.attention import Attention
 
 
 class Layout:
-    """Everything whole, on one device. `sharding.MeshLayout` spreads it over several; no number changes."""
+    """All arrays whole, on one device. `devices.sharding.MeshLayout` splits them over several, with equal results."""
 
     def tables(self, state: Any) -> Any:
-        """Return a model's state (or its parameters) with what tokens look up (embeddings) whole where they are."""
+        """Return a model's state (or its parameters) with the embedding tables whole on every device."""
         return state
 
     def residual(self, x: Float[Array, "B L F"]) -> Float[Array, "B L F"]:
-        """Return what a layer reads, laid where the layer shall work on it."""
+        """Return the input of a layer, placed where the layer shall compute."""
         return x
 
     def attend(
@@ -32,7 +32,7 @@ class Layout:
         key_mask: Bool[Array, "B L"] | None = None,
         segments: Integer[Array, "B L"] | None = None,
     ) -> Float[Array, "B L H D"]:
-        """Return what the mechanism gives for these arguments, those of `Attention.__call__`."""
+        """Return the mechanism's output; arguments are those of `Attention.__call__`."""
         return mechanism(q, k, v, causal=causal, key_mask=key_mask, segments=segments)
 
 

@@ -1,7 +1,6 @@
-"""Causal and masked language modelling: tokens to inputs, targets and weights; logits to sums and counts.
+"""Causal and masked language modelling: inputs, targets and weights of a batch; sums of log-likelihoods of its tokens.
 
-Everything is plain JAX on arrays of fixed shape: it runs inside jax.jit, on the device, with the config
-static.
+All functions are plain JAX on arrays of fixed shape: they run inside jax.jit, on the device, with the config static.
 """
 
 from dataclasses import dataclass
@@ -20,14 +19,14 @@ from proteinlm.models.segment_masks import draws_in_segments
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """What the model is trained to say.
+    """The training objective.
 
     Attributes:
-        kind: "causal" (each token from those before it; loss on residues and eos) or "masked" (BERT; loss on the
-            selected residues). It also decides whether attention is causal.
-        mask_fraction: masked only: the share of a sequence's residues that are selected.
-        mask_token: share of the selected residues replaced by <mask>.
-        random_token: share replaced by a random standard residue; the rest stay as they are.
+        kind: "causal" (predict each token from those before it; loss on residues and <eos>) or "masked" (BERT; loss on
+            the selected residues). It also decides whether attention is causal.
+        mask_fraction: masked only: fraction of a sequence's residues that are selected.
+        mask_token: fraction of the selected residues that are replaced by <mask>.
+        random_token: fraction of the selected residues that are replaced by a random standard residue; the others stay.
     """
 
     kind: Literal["causal", "masked"] = "causal"
@@ -41,16 +40,16 @@ class ObjectiveConfig:
         check_range("objective.random_token", self.random_token, at_least=0)
         if self.mask_token + self.random_token > 1 + 1e-9:
             raise InputError(
-                f"objective.mask_token {self.mask_token} and objective.random_token {self.random_token} are shares of "
-                "the selected residues; together they must be at most 1."
+                f"objective.mask_token {self.mask_token} and objective.random_token {self.random_token} are fractions "
+                "of the selected residues; together they must be at most 1."
             )
 
 
 class Example(NamedTuple):
-    """What a model reads and what it is asked.
+    """Inputs and targets of a model.
 
     Attributes:
-        inputs: int32 [B, L], pad wherever the tokens are pad, so that the mask made of them is right.
+        inputs: int32 [B, L], <pad> wherever the tokens are <pad>: the model derives its padding mask from them.
         targets: int32 [B, L], the tokens.
         weights: float32 [B, L], 1 where the loss counts, else 0.
     """
@@ -65,7 +64,7 @@ class TokenValues(NamedTuple):
 
     Attributes:
         nll: negative log likelihood of the target, in nats.
-        correct: 1 where the target has the largest logit, else 0.
+        correct: 1 if the target has the largest logit, else 0.
         confidence: probability of the token that has the largest logit.
     """
 
@@ -79,8 +78,8 @@ class TokenSums(NamedTuple):
 
     Attributes:
         nll: negative log likelihood of the targets, in nats.
-        correct: targets that have the largest logit.
-        count: targets that count.
+        correct: number of targets that have the largest logit.
+        count: number of targets that count.
     """
 
     nll: Array
@@ -89,14 +88,15 @@ class TokenSums(NamedTuple):
 
 
 def causal_example(tokens: Array, segments: Array | None = None) -> Example:
-    """Return the example in which each token is said from those before it, <bos> first.
+    """Return the example in which each token is predicted from those before it; inputs begin with <bos>.
 
     Args:
-        tokens: integer [B, L], residues and perhaps <eos>, right padded.
-        segments: int32 [B, L], which protein of its row a token belongs to, each with a <bos> of its own; 0 at pads.
+        tokens: integer [B, L], residues and perhaps <eos>, padded on the right.
+        segments: int32 [B, L], the protein of its row that a token belongs to, 0 at padding; the inputs of each protein
+            begin with <bos>.
 
     Returns:
-        Weights 1 on residues and <eos>, 0 on pads.
+        Example with weights 1 on residues and <eos>, 0 on padding.
     """
     targets = _as_ids(tokens)
     is_token = targets != alphabet.PAD
@@ -114,30 +114,29 @@ def masked_example(
     step: Array | int | None = None,
     segments: Array | None = None,
 ) -> Example:
-    """Return the example in which some residues are hidden and asked for (BERT, Devlin et al. 2019, section
-    3.1).
+    """Return the example in which selected residues are predicted (BERT, Devlin et al. 2019, section 3.1).
 
-    Of a row's n residues exactly round(mask_fraction n) are selected (half to even, in float32), and at least
-    one if n >= 1; <eos> and pads never are. Of the selected each is, by itself, replaced by <mask> with
-    probability mask_token, by a random residue with probability random_token, else kept. A random residue is
-    one of the 20 standard ones, each with probability 1/20, so the true one too; B Z X O U are left out, for
-    as replacements they would be as rare in proteins as <mask> is.
+    Exactly round(mask_fraction n) of a row's n residues are selected (half to even, in float32), at least one if
+    n >= 1. <eos> and padding are never selected. Each selected residue, independently, is replaced by <mask> with
+    probability mask_token, is replaced by a random residue with probability random_token, or stays. A random residue is
+    one of the 20 standard ones, each with probability 1/20 (the true one included). B Z X O U are left out: they are so
+    rare in proteins that the model would recognise them as replacements.
 
-    A row's mask is a function of (key, step, its keys, its tokens): not of batch mates, place in the batch or
-    padded length. This needs bits of which the first L do not change with L, as JAX's threefry gives by
-    default (jax_threefry_partitionable).
+    The mask of a row is a function of (key, step, its keys, its tokens). The other rows, the row's index in the batch
+    and the padded length do not change it. This needs random bits whose first L do not depend on L, as JAX's threefry
+    gives by default (jax_threefry_partitionable).
 
     Args:
         tokens: integer [B, L].
-        keys: uint32 [B, 2], of each row's content.
+        keys: uint32 [B, 2], digests of the rows' content.
         config: fractions.
         key: a JAX random key.
-        step: the training step, so that every epoch masks anew; None in evaluation, where masks never change.
-        segments: int32 [B, L], which protein of its row a token belongs to, 0 at pads; then the keys are [B, S, 2], and
-            every protein has the mask that it has alone in its row, wherever it is packed.
+        step: training step, so that masks differ between epochs; None in evaluation, where masks never change.
+        segments: int32 [B, L], the protein of its row that a token belongs to, 0 at padding. Then the keys are
+            [B, S, 2], and every protein has the mask that it has alone in a row, wherever it is packed.
 
     Returns:
-        Weights 1 on the selected residues, else 0.
+        Example with weights 1 on the selected residues, else 0.
     """
     targets = _as_ids(tokens)
     is_residue = targets >= alphabet.FIRST_RESIDUE
@@ -145,10 +144,10 @@ def masked_example(
         key = jax.random.fold_in(key, step)
 
     def row(content: Array, is_residue: Array) -> tuple[Array, Array, Array]:
-        own = jax.random.fold_in(jax.random.fold_in(key, content[0]), content[1])
-        rank_key, action_key, residue_key = jax.random.split(own, 3)
+        row_key = jax.random.fold_in(jax.random.fold_in(key, content[0]), content[1])
+        rank_key, action_key, residue_key = jax.random.split(row_key, 3)
         shape = is_residue.shape
-        # 31 random bits for residues, all 32 set for the others: these come last whatever the bits are.
+        # 31 random bits for residues, 32 ones for other tokens, which therefore come last.
         bits = jnp.where(is_residue, jax.random.bits(rank_key, shape, jnp.uint32) >> 1, jnp.uint32(0xFFFFFFFF))
         rank = jnp.argsort(jnp.argsort(bits))
         count = is_residue.sum(dtype=jnp.float32)
@@ -179,7 +178,7 @@ def make_example(
     step: Array | int | None = None,
     segments: Array | None = None,
 ) -> Example:
-    """Return the example of the objective that the config names; arguments as for `masked_example`."""
+    """Return the example of the config's objective; arguments as for `masked_example`."""
     if config.kind == "causal":
         return causal_example(tokens, segments)
     return masked_example(tokens, keys, config, key, step, segments)
@@ -194,7 +193,7 @@ def token_values(logits: Array, targets: Array) -> TokenValues:
     """Return the values of each token.
 
     Args:
-        logits: [B, L, V], any floating type; the log-softmax, over the whole alphabet, is float32.
+        logits: [B, L, V], any float dtype; the log-softmax, over the whole alphabet, is float32.
         targets: int32 [B, L].
     """
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
@@ -210,7 +209,7 @@ def token_sums(logits: Array, targets: Array, weights: Array, segments: Array | 
         logits: [B, L, V], as for `token_values`.
         targets: int32 [B, L].
         weights: float32 [B, L].
-        segments: int32 [B, L], 1 to S = L // 2, 0 at pads; then the sums are [B, S], entry n - 1 that of segment n.
+        segments: int32 [B, L], 1 to S = L // 2, 0 at padding. Then the sums are [B, S]; entry n - 1 is segment n.
     """
     nll, correct, _ = token_values(logits, targets)
     return TokenSums(*(sum_tokens(x, segments) for x in (nll * weights, correct * weights, weights)))
@@ -224,12 +223,12 @@ def sum_tokens(x: Array, segments: Array | None) -> Array:
 
 
 def mean_loss(sums: TokenSums) -> Array:
-    """Return the mean negative log likelihood of the batch's tokens, in nats; 0 if none counts."""
+    """Return the mean negative log likelihood of the batch's counted tokens, in nats; 0 if there are none."""
     return sums.nll.sum() / jnp.maximum(sums.count.sum(), 1.0)
 
 
 def _as_ids(tokens: Array) -> Array:
-    # Batches carry uint8, in which sums and comparisons with -1 would go wrong without a word.
+    # Batches are uint8, in which sums and comparisons with -1 go wrong silently.
     if tokens.ndim != 2:
         raise ValueError(f"tokens has shape {tokens.shape}; expected [B, L]")
     return jnp.asarray(tokens).astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""The model: a Transformer whose attention is any mechanism, its layers stacked and scanned.
+"""The model: a Transformer with any attention mechanism; its layers are stacked and run by jax.lax.scan.
 
 Axes: B batch, L residues, H heads, D head dim, F embed dim, V vocabulary, N layers.
 """
@@ -30,7 +30,7 @@ from proteinlm.models.positions import (
 PAD = 0
 """Id of the padding token, in every alphabet."""
 
-# What the backward pass finds kept. Products with parameters are those without a batch axis.
+# What the forward pass keeps for the backward pass. Products with parameters are those without a batch axis.
 _KEPT = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": None}
 
 
@@ -44,20 +44,19 @@ class ModelConfig:
         num_heads: H; it must divide embed_dim.
         embed_dim: F, the width.
         mlp_dim: width inside the feed-forward part. The default is 4 times the default embed_dim, for GEGLU too (the
-            "expansion factor of 4" of PolySketchFormer, appendix I), which then has half as many parameters again.
-        max_length: the longest input, whatever the positions: batches and evaluation are made for it. It is also the
-            number of learned positions.
-        dropout: share of the embeddings', attention's and feed-forward's outputs set to 0 in training.
+            "expansion factor of 4" of PolySketchFormer, appendix I), which then has 1.5 times the parameters.
+        max_length: longest input, for every kind of positions; number of learned positions.
+        dropout: fraction of the outputs of embeddings, attention and feed-forward part that is set to 0 in training.
         attention: the mechanism and its settings.
-        dtype: of activations and matrix products; parameters, normalisation, attention sums, logits are float32.
-        remat: what the backward pass computes again, layer by layer: "none"; "dots": all but products with parameters,
-            which are kept; "full": everything, so that of each layer its input alone is kept.
-        positions: "learned" or "sinusoidal" vectors added to the embeddings; "rotary": queries and keys of every head
-            are turned by their places; "sinusoidal_rotary": both (Transformer++, PolySketchFormer, appendix I).
+        dtype: dtype of activations and matrix products; parameters, normalisation, attention sums, logits are float32.
+        remat: what the backward pass computes again, layer by layer: "none"; "dots": everything but products with
+            parameters, which are kept; "full": everything; only the input of each layer is kept.
+        positions: "learned" or "sinusoidal": vectors are added to the embeddings; "rotary": queries and keys of every
+            head are rotated by their positions; "sinusoidal_rotary": both (Transformer++ of PolySketchFormer, app. I).
         feed_forward: "gelu": down(gelu(up(x))); "geglu": down(gelu(gate(x)) * up(x)) (Shazeer 2020), mlp_dim wide each.
         norm: "pre": x + f(norm(x)) and a norm after the last layer; "post": norm(x + f(x)) (Vaswani et al. 2017).
-        tied_output: logits are products with the embeddings, plus a bias, as in BERT and ESM; otherwise a layer of
-            their own.
+        tied_output: logits are products with the embeddings, plus a bias, as in BERT and ESM; otherwise a linear layer
+            computes them.
     """
 
     vocab_size: int
@@ -93,14 +92,14 @@ class ModelConfig:
                 )
         if self.rotary and self.head_dim % 2:
             raise InputError(
-                f"model.positions is {self.positions!r}, which turns pairs of values, but model.embed_dim / "
+                f"model.positions is {self.positions!r}, which rotates pairs of values, but model.embed_dim / "
                 f"model.num_heads is {self.embed_dim} / {self.num_heads} = {self.head_dim}, an odd number."
             )
         longest = getattr(self.attention, "max_length", self.max_length)
         if longest < self.max_length:
             raise InputError(
                 f"model.attention.max_length is {longest}, below model.max_length, {self.max_length}: "
-                f"{self.attention.kind} attention has no weights for the places beyond."
+                f"{self.attention.kind} attention has no weights for the positions beyond."
             )
 
     @property
@@ -110,7 +109,7 @@ class ModelConfig:
 
     @property
     def rotary(self) -> bool:
-        """Whether queries and keys are turned by their places."""
+        """Whether queries and keys are rotated by their positions."""
         return self.positions in ("rotary", "sinusoidal_rotary")
 
 
@@ -122,8 +121,8 @@ class Block(nnx.Module):
         self.config = config
         mechanism_key, *keys = jax.random.split(key, 7)
         width, mlp = config.embed_dim, config.mlp_dim
-        # The two layers that write into the residual stream start smaller, so that its variance does not grow with N.
-        # After each post-norm it is 1 whatever they write: there, a deep model starts near the identity.
+        # The two layers that add to the residual stream start smaller, so that its variance does not grow with N. With
+        # post-norm its variance is 1 in any case; there, small outputs let a deep model start near the identity.
         small = 1 / (2 * config.num_layers)
         self.attention_norm = _norm(config.embed_dim)
         self.query, self.value = _linear(config, width, width, keys[0]), _linear(config, width, width, keys[2])
@@ -148,7 +147,7 @@ class Block(nnx.Module):
         return q, k, self.value(x).reshape(heads)
 
     def feed_forward(self, x: Array) -> Array:
-        """Return the second half's part of x [B, L, F], each residue by itself."""
+        """Return the output of the feed-forward part for x [B, L, F]; it is computed for each residue alone."""
         if self.gate is None:
             return self.down(jax.nn.gelu(self.up(x)))
         return self.down(jax.nn.gelu(self.gate(x)) * self.up(x))
@@ -156,7 +155,7 @@ class Block(nnx.Module):
     def __call__(
         self, x: Array, attend: "Attend", rotation: Rotation | None, dropout_key: jax.Array | None
     ) -> tuple[Array, Any]:
-        """Return the layer's output, [B, L, F] in the compute dtype, and what else `attend` returned."""
+        """Return the layer's output, [B, L, F] in the compute dtype, and the second result of `attend`."""
         keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         mixed, kept = attend(self.mechanism, *self.queries_keys_values(x, rotation))
         x = x + dropout(self.out(mixed.reshape(x.shape)), self.config.dropout, keys[0])
@@ -172,19 +171,19 @@ class Block(nnx.Module):
 
 
 Attend = Callable[[Attention, Array, Array, Array], tuple[Array, Any]]
-"""(mechanism, q, k, v) -> (what residues read, anything to keep of the layer): a forward pass, a prefill, a step."""
+"""(mechanism, q, k, v) -> (output of attention, anything to keep of the layer): a forward pass, a prefill, a step."""
 
 
 class ProteinLM(nnx.Module):
     """A protein language model, causal or bidirectional."""
 
     def __init__(self, config: ModelConfig, *, causal: bool, key: jax.Array):
-        """Draw every parameter; a pure function of the key.
+        """Draw all parameters, as a pure function of the key.
 
         Args:
             config: sizes and mechanism.
-            causal: token i sees tokens 0 to i alone.
-            key: of the draw.
+            causal: token i attends to tokens 0 to i alone.
+            key: a JAX random key.
         """
         self.config, self.causal = config, causal
         token_key, position_key, head_key, block_key = jax.random.split(key, 4)
@@ -204,10 +203,11 @@ class ProteinLM(nnx.Module):
         """Return logits, float32.
 
         Args:
-            tokens: ids; 0 is padding, on either side, and changes no other token's logits.
-            segments: int [B, L], rows of several proteins, none of which sees another; see `Attention.__call__`.
-            dropout_key: for training; None drops nothing.
-            layout: where arrays lie.
+            tokens: ids; 0 is padding, on either side of a row; it does not change the logits of other tokens.
+            segments: int [B, L], for rows of several proteins, which do not attend to each other; see
+                `Attention.__call__`.
+            dropout_key: for training; None: no dropout.
+            layout: placement of arrays on devices.
 
         Raises:
             ValueError: L is above config.max_length.
@@ -229,9 +229,9 @@ class ProteinLM(nnx.Module):
     def queries_keys(
         self, tokens: Integer[Array, "B L"]
     ) -> tuple[Float[Array, "N B L H D"], Float[Array, "N B L H D"]]:
-        """Return the queries and keys of every layer, as attention sees them in evaluation: turned, where rotary.
+        """Return the queries and keys of every layer as attention gets them in evaluation (rotated, if rotary).
 
-        A mechanism that shares them sees the queries as keys.
+        For a mechanism that shares them, the keys are the queries.
         """
         mask, positions = self._places(tokens)
 
@@ -259,21 +259,21 @@ class ProteinLM(nnx.Module):
         def attend(mechanism, q, k, v, _):
             return mechanism(q, k, v, causal=self.causal, key_mask=mask), None
 
-        # The outputs of all layers are kept only where an earlier one than the last is asked for.
+        # The outputs of all layers are kept only if `layers` has one before the last.
         inner = any(layer != last for layer in layers)
         x, kept = self._layers(self._embed(tokens, positions), positions, attend, outputs=inner)
         final = self._normalised(x)
         return jnp.stack([final if layer == last else kept[1][layer].astype(jnp.float32) for layer in layers])
 
     def prefill(self, tokens: Integer[Array, "B L"], max_length: int) -> tuple[Float[Array, "B L V"], DecodingState]:
-        """Read a prompt, for tokens to come one by one.
+        """Run the model on a prompt and prepare for decoding token by token.
 
         Args:
-            tokens: ids; rows may be padded on either side. A row's next token follows its last, wherever that stands.
-            max_length: places that there will be in all: L and one for each step.
+            tokens: ids; rows may be padded on either side. A row's next token follows its last token.
+            max_length: number of places in all: L for the prompt and one for each step.
 
         Returns:
-            (logits as of `__call__`, state for `step`).
+            (logits as from `__call__`, state for `step`).
 
         Raises:
             ValueError: the model is not causal; max_length is above config.max_length or below L.
@@ -294,14 +294,14 @@ class ProteinLM(nnx.Module):
         return self._logits(x), DecodingState(layers, mask.sum(axis=1), places, max_length)
 
     def step(self, tokens: Integer[Array, "B"], state: DecodingState) -> tuple[Float[Array, "B V"], DecodingState]:
-        """Read one more token of each row: (logits for the token after it, new state).
+        """Return the logits after one more token of each row, and the new state.
 
-        Equal to `__call__` on all tokens so far. Padding is no exception here: it is read as a token, and what its row
-        gives from then on means nothing.
+        The logits equal those of `__call__` on all tokens so far. The padding id is read as a token here; after it, the
+        logits of its row have no meaning.
 
         Raises:
-            ValueError: the model is not causal; tokens is not one a row; the state's max_length is used up. Under
-                jax.jit, where it is not known what is used up, the logits are NaN instead.
+            ValueError: the model is not causal; tokens is not one per row; all max_length places are in use. Under
+                jax.jit, where the number of places in use is unknown, the logits are NaN instead.
         """
         self._check_causal()
         state.check(tokens)
@@ -311,12 +311,12 @@ class ProteinLM(nnx.Module):
             return mechanism.step(q, k, v, layer)
 
         x, layers = self._layers(self._embed(tokens[:, None], positions), positions, attend, memory=state.layers)
-        # Beyond the table JAX would give the last learned position, silently.
+        # For an index beyond the table, JAX would silently return the last learned position.
         logits = jnp.where(state.places < state.max_length, self._logits(x)[:, 0], jnp.nan)
         return logits, DecodingState(layers, state.positions + 1, state.places + 1, state.max_length)
 
     def attention(self, layer: int) -> Attention:
-        """Return a layer's mechanism with its own random features.
+        """Return the mechanism of a layer, with the layer's parameters and random features.
 
         Raises:
             IndexError: there is no such layer.
@@ -327,7 +327,7 @@ class ProteinLM(nnx.Module):
         return nnx.merge(graph, jax.tree.map(lambda x: x[layer], state))
 
     def redraw(self, key: jax.Array) -> None:
-        """Draw new random features for every layer, each its own; a pure function of the key."""
+        """Draw new random features for every layer, independently, as a pure function of the key."""
 
         @nnx.vmap
         def redraw(mechanism, key):
@@ -340,7 +340,7 @@ class ProteinLM(nnx.Module):
         if tokens.ndim != 2:
             raise ValueError(f"tokens has shape {tokens.shape}; expected [B, L]")
         if tokens.shape[1] > (limit := self.config.max_length):
-            # A gather beyond the last position would silently take the last one.
+            # For an index beyond the last position, a gather would silently take the last one.
             raise ValueError(f"tokens has {tokens.shape[1]} places, above the model's max_length of {limit}")
         mask = tokens != PAD
         return mask, positions_of(mask)
@@ -350,7 +350,7 @@ class ProteinLM(nnx.Module):
         x = self.embedding[...][tokens.astype(jnp.int32)]
         if self.positions is not None:
             x = x + self.positions(positions)
-        # Where no norm comes before the first layer, it reads values of size 1 by this (Vaswani et al., section 3.4).
+        # Without a norm before the first layer, this factor gives it values of size 1 (Vaswani et al., section 3.4).
         x = x if self.config.norm == "pre" else x * self.config.embed_dim**0.5
         return x.astype(self.config.dtype)
 
@@ -358,10 +358,10 @@ class ProteinLM(nnx.Module):
         self, x: Array, positions: Array, attend: Callable, *, keys: Array | None = None, memory: Any = None,
         layout: Layout = WHOLE, outputs: bool = False,
     ) -> tuple[Array, Any]:  # fmt: skip
-        """Return x after all layers, and what `attend` keeps of each, stacked.
+        """Return x after all layers, and what `attend` keeps of each layer, stacked.
 
-        `attend` takes (mechanism, q, k, v, the layer's own part of `memory`); `keys` are of dropout, one a layer. With
-        `outputs`, (what `attend` keeps, the layer's output) is stacked.
+        `attend` takes (mechanism, q, k, v, the layer's part of `memory`); `keys` are dropout keys, one per layer. With
+        `outputs`, the stacked pairs are (what `attend` keeps, the layer's output).
         """
         rotation = rotation_of(positions, self.config.head_dim) if self.config.rotary else None
         graph, state = nnx.split(self.blocks)
@@ -385,25 +385,20 @@ class ProteinLM(nnx.Module):
             return self.head(x)
         logits = x @ self.embedding[...].T
         if self.config.norm == "post":
-            # Here x begins as little but the token's own embedding, whose product with itself is near sqrt(F).
+            # At the start of training x is nearly the token's own embedding, whose product with itself is near sqrt(F).
             logits = logits * self.config.embed_dim**-0.5
         return logits + self.output_bias[...][None, None]
 
     def _check_causal(self) -> None:
         if not self.causal:
-            raise ValueError("the model is bidirectional: its tokens see later ones, so it cannot go token by token")
+            raise ValueError("the model is bidirectional: its tokens attend to later ones, so it cannot decode")
 
 
 def dropout(x: Array, rate: float, key: jax.Array | None) -> Array:
-    """Return x with a share `rate` of its values at 0 and the others divided by 1 - rate; x itself without a key."""
+    """Return x with a fraction `rate` of its values at 0, the others divided by 1 - rate; x itself without a key."""
     if key is None or rate == 0:
         return x
     return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0).astype(x.dtype)
-
-
-def num_parameters(model: ProteinLM) -> int:
-    """Return the number of trained parameters."""
-    return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
 
 def _added_positions(config: ModelConfig, key: jax.Array) -> LearnedPositions | SinusoidalPositions | None:
@@ -413,7 +408,7 @@ def _added_positions(config: ModelConfig, key: jax.Array) -> LearnedPositions | 
 
 
 def _norm(width: int) -> nnx.LayerNorm:
-    # E[x^2] - E[x]^2, the fast variance, loses the digits of a residual stream with a large mean.
+    # The fast variance, E[x^2] - E[x]^2, is inaccurate for a residual stream with a large mean.
     return nnx.LayerNorm(width, dtype=jnp.float32, use_fast_variance=False, rngs=nnx.Rngs(0))
 
 

@@ -91,7 +91,7 @@ def test_what_cannot_be_decoded_is_refused():
         with pytest.raises(ValueError, match=rf"max_length is {max_length}; .* 5 places .* max_length of 32"):
             model.prefill(tokens, max_length)
     _, state = prefill(*nnx.split(model), tokens, 8)
-    with pytest.raises(ValueError, match=r"tokens has shape \(3,\); a step takes one token a row, \(2,\)"):
+    with pytest.raises(ValueError, match=r"tokens has shape \(3,\); a step takes one token per row, \(2,\)"):
         model.step(jnp.array([5, 6, 7]), state)
     bidirectional = build(causal=False, num_layers=2)
     for attempt in (lambda: bidirectional.prefill(tokens, 8), lambda: bidirectional.step(tokens[:, 0], state)):

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from tiny_models import TINY, V, build, logits, loud, mechanism, some_tokens
+from tiny_models import TINY, V, build, logits, loud, mechanism, num_parameters, some_tokens
 
 from proteinlm.errors import InputError
 from proteinlm.models.attention import SoftmaxConfig
 from proteinlm.models.positions import positions_of, rotation_of, waves
-from proteinlm.models.transformer import ModelConfig, ProteinLM, num_parameters
+from proteinlm.models.transformer import ModelConfig, ProteinLM
 
 
 @dataclass(frozen=True)

@@ -252,10 +252,10 @@ def test_large_logits_do_not_overflow():
 
 @pytest.mark.parametrize("kind", ["causal", "masked"])
 def test_nothing_to_predict_gives_loss_zero_and_gradient_zero(kind):
-    tokens = np.zeros((2, 5), np.uint8)
+    tokens = jnp.zeros((2, 5), jnp.uint8)
 
     def loss(logits):
-        _, targets, weights = make_example(tokens, keys_for(2), ObjectiveConfig(kind=kind), KEY, 0)
+        _, targets, weights = make_example(tokens, jnp.asarray(keys_for(2)), ObjectiveConfig(kind=kind), KEY, 0)
         return mean_loss(token_sums(logits, targets, weights))
 
     value, gradient = jax.jit(jax.value_and_grad(loss))(jnp.ones((2, 5, alphabet.SIZE)))

@@ -38,7 +38,8 @@ def test_a_protein_has_one_example_wherever_it_is_packed(kind, step):
         found = {}
         for batch in evaluation_batches(data, BatchesConfig(form, length=40, batch_size=4), "train"):
             segments = jnp.asarray(batch["segments"]) if form == "isolated" else None
-            example = make_example(batch["tokens"], batch["keys"], config, KEY, step, segments)
+            tokens, keys = jnp.asarray(batch["tokens"]), jnp.asarray(batch["keys"])
+            example = make_example(tokens, keys, config, KEY, step, segments)
             # Any logits that are a function of the token asked for and of the one read.
             known = 3 * example.targets + example.inputs
             logits = jnp.sin(known[:, :, None] * jnp.arange(1, alphabet.SIZE + 1)[None, None])

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from flax import nnx
 from mechanisms import CASES, CAUSAL
-from tiny_models import CAUSAL_KINDS, KINDS, TINY, V, build, logits, loud, mechanism, some_tokens
+from tiny_models import CAUSAL_KINDS, KINDS, TINY, V, build, logits, loud, mechanism, num_parameters, some_tokens
 
 from proteinlm.errors import InputError
 from proteinlm.models.attention import IdentityConfig, Projection
 from proteinlm.models.positions import positions_of
-from proteinlm.models.transformer import ModelConfig, ProteinLM, dropout, num_parameters
+from proteinlm.models.transformer import ModelConfig, ProteinLM, dropout
 
 
 def expected_parameters(config):

@@ -1,4 +1,4 @@
-"""What every attention mechanism is: the fast path, the explicit matrix beside it, and a state for one token at a time.
+"""The interface of attention mechanisms: fast attention, the explicit matrix as its reference, and decoding by token.
 
 Axes: B batch, L residues, H heads, D head dim, E width of the values (D in a model; anything in a probe), M features.
 """
@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool
 
 @dataclass(frozen=True)
 class MechanismConfig:
-    """Base class of the mechanisms' configs, frozen dataclasses: what the rest of the package must know of a mechanism.
+    """Base class of the mechanisms' configs: frozen dataclasses that hold what the package must know of a mechanism.
 
     Everything but `kind` and `build` has a default.
 
@@ -68,8 +68,8 @@ class MechanismConfig:
         return self
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "Attention":
-        """Return one layer's mechanism, its parameters and random features drawn from the key."""
-        raise NotImplementedError(f"{type(self).__name__} has no build: a mechanism's config makes its module there")
+        """Return the mechanism of one layer; its parameters and random features are drawn from the key."""
+        raise NotImplementedError(f"{type(self).__name__} has no build, the method that makes the mechanism's module")
 
 
 ATTENTION: dict[str, type[MechanismConfig]] = {}
@@ -99,14 +99,17 @@ def register_attention(config: _ConfigClass) -> _ConfigClass:
 
 
 class Projection(nnx.Variable):
-    """What random features are drawn from: saved with the model, outside the gradient, redrawn by `redraw`."""
+    """An array of random draws: saved with the model, without a gradient, drawn again by `redraw`."""
 
 
 class Attention(nnx.Module):
-    """One layer's attention. A mechanism gives the methods with an underscore; what comes in is checked here, once."""
+    """Base class of mechanisms: the attention of one layer.
+
+    The public methods check their arguments and call the methods with an underscore, which a mechanism implements.
+    """
 
     def __init__(self, config: MechanismConfig, *, num_heads: int, head_dim: int):
-        """Keep the sizes that inputs must have: H and D."""
+        """Store the sizes that inputs must have, H and D."""
         self.config: Any = config
         self.num_heads = num_heads
         self.head_dim = head_dim
@@ -122,25 +125,26 @@ class Attention(nnx.Module):
         segments: Array | None = None,
         axis: str | None = None,
     ) -> Array:
-        """Return each residue's average of the values, weighted by attention, in the values' dtype.
+        """Return for each residue the average of the values, weighted by attention: [B, L, H, E], the values' dtype.
 
         Args:
             q: queries [B, L, H, D], any float dtype.
             k: keys [B, L, H, D].
             v: values [B, L, H, E].
-            causal: residue i sees residues 0 to i alone.
-            key_mask: bool [B, L], False where a residue is padding: nobody sees it. A row that sees nothing gives 0,
-                and its gradient is 0. What a padded query reads is not specified: 0, or what the residues around it
-                give.
-            segments: int [B, L], which protein of its row a residue belongs to, at most L; those of one lie one after
-                another. 0 is padding, and no key_mask is given then. Residues see their own protein alone, as if it
-                had the row for itself; what the others hold, NaN and infinities too, changes no bit of what it reads.
-            axis: inside jax.shard_map, the axis of the mesh over whose devices, in order, the residues of each row are
-                spread: L is this device's share. Not with segments.
+            causal: residue i attends to residues 0 to i alone.
+            key_mask: bool [B, L], False at padding, to which no residue attends. A residue without any visible key has
+                the output 0 and the gradient 0. The output of a padded query is not specified: 0, or an average of the
+                residues around it.
+            segments: int [B, L], number of the protein of its row that a residue belongs to, at most L, 0 at padding.
+                The residues of a protein are consecutive. Residues attend to their own protein alone, as if it were
+                alone in the row: other proteins change no bit of the result, even if they hold NaN or infinities. Not
+                together with key_mask.
+            axis: inside jax.shard_map, the mesh axis over whose devices, in order, the residues of each row are split;
+                L is the number of residues on this device. Not together with segments.
 
         Raises:
             ValueError: an argument has the wrong rank, axes or dtype (the message names it and its shape), or the
-                mechanism has no causal form, none for segments, or none for rows that are spread.
+                mechanism has no causal form, none for segments, or none for rows that are split over devices.
         """
         self._check(q, k, v, key_mask)
         if causal:
@@ -154,9 +158,10 @@ class Attention(nnx.Module):
         return self._attend(q, k, v, causal, key_mask)
 
     def weights(self, q: Array, k: Array, *, causal: bool, key_mask: Array | None = None) -> Array:
-        """Return the explicit matrix, float32 [B, H, L, L], rows are queries: out = weights @ v.
+        """Return the explicit attention matrix, float32 [B, H, L, L], with a row for each query: out = weights @ v.
 
-        The reference: plain, O(L^2), for tests. Arguments and errors as in `__call__`.
+        This is the reference for tests and for figures of short proteins: plain code, O(L^2). Arguments and errors are
+        those of `__call__`.
         """
         self._check(q, k, None, key_mask)
         if causal:
@@ -166,11 +171,11 @@ class Attention(nnx.Module):
     def prefill(
         self, q: Array, k: Array, v: Array, *, key_mask: Array | None = None, max_length: int
     ) -> tuple[Array, Any]:
-        """Attend causally, as `__call__`, and return what later tokens need: (output, state).
+        """Attend causally, as `__call__`; return the output and the state for later tokens.
 
         Args:
             q: queries, k: keys, v: values, key_mask: as in `__call__`.
-            max_length: tokens that there will be in all, these and those of `step`. It sizes the cache of mechanisms
+            max_length: number of tokens in all, these and those of `step`. It is the size of the cache of mechanisms
                 that keep every key; the state of a linear mechanism does not depend on it.
         """
         self._check(q, k, v, key_mask)
@@ -180,10 +185,11 @@ class Attention(nnx.Module):
         return self._prefill(q, k, v, key_mask, max_length)
 
     def step(self, q: Array, k: Array, v: Array, state: Any) -> tuple[Array, Any]:
-        """Attend from one more token of each row to all before it and itself: (output [B, 1, H, E], new state).
+        """Attend from one more token of each row to itself and all earlier ones; return [B, 1, H, E] and the new state.
 
-        Steps after a prefill equal `__call__` on the whole sequence. Past the max_length given to `prefill`, a
-        mechanism that keeps every key has no place left: ValueError, or NaN inside jax.jit, where it cannot be seen.
+        A prefill and steps give the result of `__call__` on the whole sequence. After max_length tokens (see `prefill`)
+        the cache of a mechanism that keeps every key is full: ValueError, or NaN inside jax.jit, where the number of
+        tokens is unknown.
         """
         self._check(q, k, v, None)
         self._check_causal()
@@ -192,7 +198,7 @@ class Attention(nnx.Module):
         return self._step(q, k, v, state)
 
     def redraw(self, key: jax.Array) -> None:
-        """Draw new random features, a pure function of the key; nothing to do for a mechanism without."""
+        """Draw new random features, as a pure function of the key; a mechanism without random features does nothing."""
 
     @abc.abstractmethod
     def _attend(self, q: Array, k: Array, v: Array, causal: bool, key_mask: Array | None) -> Array: ...
@@ -200,17 +206,17 @@ class Attention(nnx.Module):
     @abc.abstractmethod
     def _weights(self, q: Array, k: Array, causal: bool, key_mask: Array | None) -> Array: ...
 
-    # Of mechanisms that say no reason in `no_segments`:
+    # For mechanisms whose config gives no reason in `no_segments`:
 
     def _attend_segments(self, q: Array, k: Array, v: Array, causal: bool, segments: Array) -> Array:
         raise NotImplementedError(self._lacks("_attend_segments", "no_segments"))
 
-    # Of mechanisms that say no reason in `no_spread`:
+    # For mechanisms whose config gives no reason in `no_spread`:
 
     def _attend_spread(self, q: Array, k: Array, v: Array, causal: bool, key_mask: Array | None, axis: str) -> Array:
         raise NotImplementedError(self._lacks("_attend_spread", "no_spread"))
 
-    # Of mechanisms with a causal form:
+    # For mechanisms with a causal form:
 
     def _prefill(self, q: Array, k: Array, v: Array, key_mask: Array | None, max_length: int) -> tuple[Array, Any]:
         raise NotImplementedError(self._lacks("_prefill"))
@@ -219,24 +225,24 @@ class Attention(nnx.Module):
         raise NotImplementedError(self._lacks("_step"))
 
     def _lacks(self, name: str, reason: str = "no_causal") -> str:
-        return f"{type(self).__name__} has no {name}: write it, or say in {reason} of its config why it has none"
+        return f"{type(self).__name__} has no {name}: write it, or give the reason in {reason} of its config"
 
     def _isolated(self, q: Array, k: Array, v: Array, causal: bool, segments: Array) -> Array:
-        """Attend inside segments; one that holds anything not finite reads NaN, and no other meets it.
+        """Attend inside segments. A segment with an infinity or NaN has the output NaN, and does not reach the others.
 
-        Masked pairs have the weight 0, and 0 times a finite number is nothing; but 0 times an infinity is NaN.
+        The weight of a masked pair is 0, and 0 times a finite number is 0; but 0 times an infinity is NaN.
         """
-        fine = jnp.isfinite(q).all((2, 3)) & jnp.isfinite(k).all((2, 3)) & jnp.isfinite(v).all((2, 3))
+        finite = jnp.isfinite(q).all((2, 3)) & jnp.isfinite(k).all((2, 3)) & jnp.isfinite(v).all((2, 3))
 
-        def of_row(fine: Array, segments: Array) -> Array:
-            return jax.ops.segment_min(fine.astype(jnp.int32), segments, segments.shape[0] + 1)[segments] > 0
+        def whole_segment(finite: Array, segments: Array) -> Array:
+            return jax.ops.segment_min(finite.astype(jnp.int32), segments, segments.shape[0] + 1)[segments] > 0
 
-        fine = jax.vmap(of_row)(fine, segments)[:, :, None, None]
+        finite = jax.vmap(whole_segment)(finite, segments)[:, :, None, None]
         shared = k is q
-        q, v = (jnp.where(fine, x, jnp.zeros((), x.dtype)) for x in (q, v))
-        k = q if shared else jnp.where(fine, k, jnp.zeros((), k.dtype))
+        q, v = (jnp.where(finite, x, jnp.zeros((), x.dtype)) for x in (q, v))
+        k = q if shared else jnp.where(finite, k, jnp.zeros((), k.dtype))
         out = self._attend_segments(q, k, v, causal, segments)
-        return jnp.where(fine, out, jnp.full((), jnp.nan, out.dtype))
+        return jnp.where(finite, out, jnp.full((), jnp.nan, out.dtype))
 
     def _check_causal(self) -> None:
         if self.config.no_causal:
@@ -254,8 +260,8 @@ class Attention(nnx.Module):
             raise ValueError("segments and key_mask are both given; padding is segment 0, so leave key_mask out")
 
     def _check_spread(self, q: Array, segments: Array | None) -> None:
-        if reason := self.config.no_spread or (segments is not None and "segments would have to cross devices"):
-            raise ValueError(f"{self.config.kind} attention takes no rows spread over devices: {reason}")
+        if reason := self.config.no_spread or (segments is not None and "segments would cross devices"):
+            raise ValueError(f"{self.config.kind} attention takes no rows that are split over devices: {reason}")
         if q.shape[1] % self.config.spread_multiple:
             raise ValueError(
                 f"a device has {q.shape[1]} residues of each row; for {self.config.kind} attention that must be a "
@@ -286,17 +292,17 @@ class Attention(nnx.Module):
 
 
 def visible_pairs(length: int, causal: bool, key_mask: Bool[Array, "B L"] | None) -> Bool[Array, "#B 1 L L"]:
-    """Return which key j residue i sees, bool, broadcastable to [B, H, L, L]."""
+    """Return whether residue i attends to key j, bool, broadcastable to [B, H, L, L]."""
     pairs = jnp.tril(jnp.ones((length, length), bool)) if causal else jnp.ones((length, length), bool)
     pairs = pairs[None, None]
     return pairs if key_mask is None else pairs & key_mask[:, None, None, :]
 
 
 def left_aligned(key_mask: Bool[Array, "B L"] | None, *arrays: Array) -> tuple[Array, ...]:
-    """Return the arrays [B, L, ...] with each row's visible residues moved to the front, in order, padding after them.
+    """Return the arrays [B, L, ...] with the visible residues of each row first, in their order, and padding last.
 
-    For mechanisms to which a residue's place in its row matters (blocks, buckets, projections of the length): with it,
-    padding on the left and on the right are the same. None moves nothing. `restored` undoes it.
+    For mechanisms in which the index of a residue in its row matters (local blocks, projections of the length): padding
+    on the left then equals padding on the right. Without a mask the arrays stay as they are. `restored` is the inverse.
     """
     if key_mask is None:
         return arrays
@@ -305,9 +311,9 @@ def left_aligned(key_mask: Bool[Array, "B L"] | None, *arrays: Array) -> tuple[A
 
 
 def restored(key_mask: Bool[Array, "B L"] | None, out: Array) -> Array:
-    """Move rows of `left_aligned` queries back to their places; padded queries read 0."""
+    """Move the outputs of `left_aligned` queries back to the queries' own indices; padded queries get 0."""
     if key_mask is None:
         return out
     shape = key_mask.shape + (1,) * (out.ndim - 2)
-    place = jnp.where(key_mask, jnp.cumsum(key_mask, axis=1) - 1, 0).reshape(shape)
-    return jnp.where(key_mask.reshape(shape), jnp.take_along_axis(out, place, axis=1), jnp.zeros((), out.dtype))
+    index = jnp.where(key_mask, jnp.cumsum(key_mask, axis=1) - 1, 0).reshape(shape)
+    return jnp.where(key_mask.reshape(shape), jnp.take_along_axis(out, index, axis=1), jnp.zeros((), out.dtype))

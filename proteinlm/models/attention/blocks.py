@@ -1,4 +1,4 @@
-"""[B, L, H, .] cut into blocks of C residues, [S, N, C, .]: S blocks, N = B * H rows, and back."""
+"""Arrays [B, L, H, .] split into blocks of C residues, [S, N, C, .] (S blocks, N = B * H rows), and joined again."""
 
 import math
 
@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Shaped
 
 
 def split(x: Shaped[Array, "B L H W"], block: int) -> Shaped[Array, "S N C W"]:
-    """Cut into S = L / C blocks, rounded up; zeros fill the last one."""
+    """Split into S = L / C blocks, rounded up; the last one is filled with zeros."""
     batch, length, heads, width = x.shape
     steps = math.ceil(length / block)
     x = jnp.pad(x, ((0, 0), (0, steps * block - length), (0, 0), (0, 0)))
@@ -18,7 +18,7 @@ def split(x: Shaped[Array, "B L H W"], block: int) -> Shaped[Array, "S N C W"]:
 def split_mask(
     key_mask: Bool[Array, "B L"] | None, batch: int, length: int, heads: int, block: int
 ) -> Bool[Array, "S N C"] | None:
-    """Cut the mask as the keys; what fills is False; None when every key counts and nothing had to be filled."""
+    """Split the mask as the keys, with False where they are filled; None if every key is visible and none is filled."""
     steps = math.ceil(length / block)
     if key_mask is None and steps * block == length:
         return None
@@ -36,5 +36,5 @@ def join(out: Float[Array, "S N C E"], batch: int, length: int, heads: int) -> F
 
 
 def with_ones(v: Float[Array, "*rows E"]) -> Float[Array, "*rows F"]:
-    """Return [v | 1] in float32, F = E + 1: one sum over it gives numerator and denominator."""
+    """Return [v | 1] in float32, F = E + 1: one weighted sum over it gives numerator and denominator."""
     return jnp.concatenate([v.astype(jnp.float32), jnp.ones((*v.shape[:-1], 1), jnp.float32)], axis=-1)

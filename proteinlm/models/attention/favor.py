@@ -10,23 +10,24 @@ Positive and hyperbolic estimates are never negative, and exact where SM is near
 there. With rows of norm sqrt(D) (`regularized`) positive and hyperbolic features estimate the regularised kernel SMREG,
 which is bounded by SM. The factors exp(-|x|^2 / 2) and exp(-|y|^2 / 2) turn SM into the Gaussian kernel.
 
-Where the paper's stabiliser of 1e-6 belongs. The public code divides features by exp of their maximum over the whole
-sequence and then adds 1e-6: a later key changes what the 1e-6 means to earlier ones, and the future leaks. Here each
-residue's features are divided by exp(c), c its own largest log-feature, and 1e-6 is added to that: a function of one
-residue alone. The scan of linear.py puts exp(c_j) back relative to its running maximum. What the stabiliser is for: a
-query and a key far apart may have no feature in common that does not underflow; with it every score is positive, so a
-row that sees anything is an average of the values. With 0 the estimator is unbiased, and such a row gives 0.
-Trigonometric features neither underflow nor get a stabiliser.
+The stabiliser of 1e-6. The public code divides features by exp of their maximum over the whole sequence and then adds
+1e-6. A later key changes this maximum, and with it the relative size of 1e-6 for earlier keys: the future leaks. Here
+the features of a residue are divided by exp(c), where c is its own largest log-feature, before 1e-6 is added, so the
+result is a function of this residue alone. The scan of linear_attention.py multiplies by exp(c_j), relative to its
+running maximum. Purpose of the stabiliser: for a distant query and key, all products of features may underflow; with it
+every score is positive, so the output of a residue with any visible key is an average of the values. With 0 the
+estimator is unbiased, but a residue whose products all underflow gets 0. Trigonometric features do not underflow and
+have no stabiliser.
 
-Trigonometric denominators may be near 0 or below. The policy is that of generalized.py: one nearer to 0 than
-`min_denominator` is moved to that distance, keeping its sign (0 counts as positive), and the weights of such a row do
-not sum to 1. Its unit is the largest score that the query could have with any key that it sees, |phi(q)| max |phi(k)|,
-whose change with q and k the gradient of such a row leaves out.
+Denominators of trigonometric features may be near 0 or negative. They are treated as in generalized.py: a denominator
+nearer to 0 than `min_denominator` is moved to that distance and keeps its sign (0 counts as positive); the weights of
+such a row do not sum to 1. The unit of `min_denominator` is the largest possible score of the query with its visible
+keys, |phi(q)| max |phi(k)|; the gradient of such a row does not include the change of this unit with q and k.
 """
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,7 @@ from proteinlm.errors import InputError
 from proteinlm.models.attention.base import MechanismConfig, Projection, register_attention, visible_pairs
 from proteinlm.models.attention.features.projections import Draw, Kind, draw_projection, matrix, project
 from proteinlm.models.attention.linear.linear_attention import LinearAttention
-from proteinlm.models.attention.linear.state import NEVER, Features, divide, fast_chunk_size
+from proteinlm.models.attention.linear.state import NEVER, Features, LinearOptions, divide, fast_chunk_size
 
 FeatureKind = Literal["positive", "hyperbolic", "trigonometric"]
 
@@ -47,16 +48,16 @@ class FavorConfig(MechanismConfig):
     """FAVOR+ softmax attention.
 
     Attributes:
-        num_features: M, rows of the projection; the paper's protein models have 256. Hyperbolic and trigonometric
-            features are two a row.
-        features: which estimator; see the top of this file.
-        projection: how the rows are drawn; see projections.py.
-        regularized: rows of norm sqrt(D), so that the kernel is SMREG; not with trigonometric features.
+        num_features: M, number of rows of the projection; the paper's protein models have 256. Each row gives one
+            positive feature, or two hyperbolic or trigonometric ones.
+        features: the estimator; see the top of this file.
+        projection: distribution of the rows; see projections.py.
+        regularized: rows have the norm sqrt(D), so that the kernel is SMREG; not with trigonometric features.
         kernel_epsilon: the paper's stabiliser, added to every feature relative to the largest feature of the same
-            residue (so it tells nothing of other residues); see the top of this file. Trigonometric features have none.
+            residue; see the top of this file. Trigonometric features have none.
         min_denominator: for trigonometric features; see the top of this file.
-        chunk_size: residues of a step of the scan, 0 for what is fast on the backend; speed and memory alone depend on
-            it.
+        chunk_size: number of residues in a step of the scan; 0 takes the size that is fast on the backend. It changes
+            speed and memory alone.
     """
 
     kind: ClassVar[str] = "favor"
@@ -83,8 +84,8 @@ class FavorConfig(MechanismConfig):
             raise InputError(f"attention.min_denominator is {self.min_denominator}; it must be above 0.")
         if self.regularized and self.features == "trigonometric":
             raise InputError(
-                "attention.regularized is True and attention.features 'trigonometric'; the regularised kernel is one "
-                "of positive or hyperbolic features."
+                "attention.regularized is True and attention.features 'trigonometric'; the regularised kernel "
+                "needs positive or hyperbolic features."
             )
 
     @property
@@ -102,7 +103,7 @@ class FavorConfig(MechanismConfig):
         return replace(self, chunk_size=self.chunk_size or fast_chunk_size(causal, platform))
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "FavorAttention":
-        """Return the mechanism; one projection serves all heads, queries and keys."""
+        """Return the mechanism; all heads, queries and keys share one projection."""
         return FavorAttention(self, num_heads=num_heads, head_dim=head_dim, key=key)
 
 
@@ -120,24 +121,19 @@ class FavorAttention(LinearAttention):
         return draw_projection(config.projection, key, config.num_features, self.head_dim, norms=norms)
 
     def redraw(self, key: jax.Array) -> None:
-        """Draw a new projection; a pure function of the key."""
+        """Draw a new projection, as a pure function of the key."""
         self.projection.set_value(self._draw(key))
 
     def _least(self) -> float | None:
         return self.config.min_denominator if self.config.features == "trigonometric" else None
 
-    def _options(self) -> dict[str, Any]:
+    def _options(self) -> LinearOptions:
         config, draw = self.config, self.projection.get_value()
 
         def features(x: Array) -> Features:
             return softmax_features(x * self.head_dim**-0.25, draw, config.features, epsilon=config.kernel_epsilon)
 
-        return {
-            "query_features": features,
-            "key_features": features,
-            "chunk_size": config.chunk_size,
-            "min_denominator": self._least(),
-        }
+        return LinearOptions(features, chunk_size=config.chunk_size, min_denominator=self._least())
 
     def _weights(
         self,
@@ -146,7 +142,7 @@ class FavorAttention(LinearAttention):
         causal: bool,
         key_mask: Bool[Array, "B L"] | None,
     ) -> Float[Array, "B H L L"]:
-        """D^-1 A with A_ij = phi(q_i).phi(k_j); each row divided by exp of its largest visible c_j."""
+        """Return D^-1 A, A_ij = phi(q_i).phi(k_j); each row is computed relative to exp of its largest visible c_j."""
         w, kind = matrix(self.projection.get_value(), self.head_dim), self.config.features
 
         def features(x: Array) -> tuple[Array, Array]:
@@ -170,16 +166,16 @@ class FavorAttention(LinearAttention):
 def softmax_features(
     x: Float[Array, "*rows D"], draw: Draw, kind: FeatureKind = "positive", *, epsilon: float = 0.0
 ) -> Features:
-    """Return phi(x) of the top of this file, whose products estimate exp(x.y).
+    """Return phi(x) as defined at the top of this file; products of these features estimate exp(x.y).
 
     Args:
         x: queries or keys, already divided by D^(1/4).
         draw: a projection from `draw_projection`; with norms "sqrt" the kernel is SMREG.
-        kind: of the features.
-        epsilon: added to positive and hyperbolic features relative to the largest of x's.
+        kind: kind of features.
+        epsilon: added to positive and hyperbolic features, relative to the largest feature of the same x.
 
     Returns:
-        values [..., M] or [..., 2 M], all within [-1, 1 + epsilon], and the log of the factor that they lack, [...].
+        Features: values [..., M] or [..., 2 M], all in [-1, 1 + epsilon], and the log [...] of the factor left out.
     """
     projected, half = project(draw, x), (x * x).sum(-1) / 2
     if kind == "trigonometric":
@@ -190,24 +186,3 @@ def softmax_features(
     largest = projected.max(-1)
     values = jnp.exp(projected - largest[..., None]) + epsilon
     return Features(values, largest - half - math.log(values.shape[-1]) / 2)
-
-
-def gaussian_features(
-    x: Float[Array, "*rows D"], draw: Draw, kind: FeatureKind = "positive", *, epsilon: float = 0.0
-) -> Features:
-    """Return features whose products estimate the Gaussian kernel exp(-|x - y|^2 / 2); as `softmax_features`."""
-    phi = softmax_features(x, draw, kind, epsilon=epsilon)
-    return Features(phi.values, _scale(phi) - (x * x).sum(-1) / 2)
-
-
-def kernel_estimate(phi_x: Features, phi_y: Features) -> Float[Array, "*rows X Y"]:
-    """Return the estimates phi(x).phi(y) for all pairs, [..., X, Y], of features [..., X, M] and [..., Y, M].
-
-    Not normalised; for errors of approximation and for tests. Overflows where the kernel itself does.
-    """
-    scale = _scale(phi_x)[..., :, None] + _scale(phi_y)[..., None, :]
-    return jnp.einsum("...xm,...ym->...xy", phi_x.values, phi_y.values) * jnp.exp(scale)
-
-
-def _scale(phi: Features) -> Array:
-    return jnp.zeros(phi.values.shape[:-1]) if phi.log_scale is None else phi.log_scale

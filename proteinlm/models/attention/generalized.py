@@ -1,19 +1,18 @@
 """Generalized attention: the kernel phi(x).phi(y) with phi(x) = (f(W x) + epsilon) / sqrt(M) (Performer paper, eq. 5).
 
-x is q or k divided by D^(1/4), as for softmax; W is a random projection (projections.py), one draw a layer, or is left
-out.
+x is q or k divided by D^(1/4), as for softmax. W is a random projection (projections.py), one per layer, or absent.
 
-Denominators. Where f is never negative (relu, sigmoid, exp, abs) the denominator is positive whenever a residue sees
-anything, and kernel_epsilon keeps it so where all features are 0. identity, cos, tanh and gelu can bring it near 0 or
-below, where the paper's training reaches NaN; for these a denominator closer to 0 than `min_denominator` is moved to
-that distance, keeping its sign (0 counts as positive), so values and gradients stay finite and the weights of such a
-row no longer sum to 1. exp is kept in range by the running maximum of linear.py (a row whose products all underflow
-is 0); the others need none.
+Denominators. If f is never negative (relu, sigmoid, exp, abs), the denominator of a residue with any visible key is
+positive; kernel_epsilon keeps it positive where all features are 0. With identity, cos, tanh and gelu it can be near 0
+or negative, which makes the paper's training diverge to NaN. For these functions a denominator nearer to 0 than
+`min_denominator` is moved to that distance and keeps its sign (0 counts as positive): values and gradients stay finite,
+and the weights of such a row do not sum to 1. exp is kept in range by the running maximum of linear_attention.py (a row
+whose products all underflow is 0); the other functions need no maximum.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,7 @@ from proteinlm.errors import InputError
 from proteinlm.models.attention.base import MechanismConfig, Projection, register_attention, visible_pairs
 from proteinlm.models.attention.features.projections import Draw, Kind, draw_projection, matrix, project
 from proteinlm.models.attention.linear.linear_attention import LinearAttention
-from proteinlm.models.attention.linear.state import Features, divide, fast_chunk_size
+from proteinlm.models.attention.linear.state import Features, LinearOptions, divide, fast_chunk_size
 
 Function = Literal["relu", "sigmoid", "exp", "abs", "gelu", "cos", "tanh", "identity"]
 
@@ -38,7 +37,7 @@ FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "identity": lambda x: x,
 }
 SIGNED = frozenset({"gelu", "cos", "tanh", "identity"})
-"""Functions whose kernel, and so the denominator, can be zero or negative."""
+"""Functions whose kernel, and so whose denominator, can be zero or negative."""
 
 
 @register_attention
@@ -48,13 +47,13 @@ class GeneralizedConfig(MechanismConfig):
 
     Attributes:
         function: f, one of the paper's.
-        num_features: M, rows of the random projection; 0 applies f to the queries and keys themselves (M = D).
-        projection: how the rows are drawn; see projections.py.
-        kernel_epsilon: added to f; the paper's 1e-3 keeps ReLU's denominators away from 0.
-        renormalize: divide by the row's sum; without it, weights are the kernel itself and outputs grow with L.
-        min_denominator: for gelu, cos, tanh and identity; see above.
-        chunk_size: residues of a step of the scan, 0 for what is fast on the backend; speed and memory alone depend on
-            it.
+        num_features: M, number of rows of the random projection; 0 applies f to queries and keys directly (M = D).
+        projection: distribution of the rows; see projections.py.
+        kernel_epsilon: added to f; the paper's 1e-3 keeps the denominators of ReLU away from 0.
+        renormalize: divide by the sum of the row; without it, weights are the kernel itself and outputs grow with L.
+        min_denominator: for gelu, cos, tanh and identity; see the top of this file.
+        chunk_size: number of residues in a step of the scan; 0 takes the size that is fast on the backend. It changes
+            speed and memory alone.
     """
 
     kind: ClassVar[str] = "generalized"
@@ -105,7 +104,7 @@ class GeneralizedConfig(MechanismConfig):
         return replace(self, chunk_size=self.chunk_size or fast_chunk_size(causal, platform))
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "GeneralizedAttention":
-        """Return the mechanism; one projection serves all heads, queries and keys."""
+        """Return the mechanism; all heads, queries and keys share one projection."""
         return GeneralizedAttention(self, num_heads=num_heads, head_dim=head_dim, key=key)
 
 
@@ -122,27 +121,23 @@ class GeneralizedAttention(LinearAttention):
         return draw_projection(self.config.projection, key, self.config.num_features, self.head_dim)
 
     def redraw(self, key: jax.Array) -> None:
-        """Draw a new projection, if there is one; a pure function of the key."""
+        """Draw a new projection, if there is one, as a pure function of the key."""
         if self.config.num_features:
             self.projection.set_value(self._draw(key))
 
     def _least(self) -> float | None:
         return self.config.min_denominator if self.config.function in SIGNED else None
 
-    def _options(self) -> dict[str, Any]:
+    def _options(self) -> LinearOptions:
         config = self.config
         draw = self.projection.get_value() if config.num_features else None
 
         def features(x: Array) -> Features:
             return kernel_features(x, draw, config.function, config.kernel_epsilon)
 
-        return {
-            "query_features": features,
-            "key_features": features,
-            "chunk_size": config.chunk_size,
-            "renormalize": config.renormalize,
-            "min_denominator": self._least(),
-        }
+        return LinearOptions(
+            features, chunk_size=config.chunk_size, renormalize=config.renormalize, min_denominator=self._least()
+        )
 
     def _weights(
         self,
@@ -151,7 +146,7 @@ class GeneralizedAttention(LinearAttention):
         causal: bool,
         key_mask: Bool[Array, "B L"] | None,
     ) -> Float[Array, "B H L L"]:
-        """A_ij = phi(q_i).phi(k_j), and D^-1 A when renormalised (equations 3 to 5)."""
+        """Return A, A_ij = phi(q_i).phi(k_j), or D^-1 A if renormalised (equations 3 to 5)."""
 
         def phi(x: Array) -> Array:
             x = x / self.head_dim**0.25
@@ -165,12 +160,12 @@ class GeneralizedAttention(LinearAttention):
 
 
 def kernel_features(x: Float[Array, "*rows D"], draw: Draw | None, function: str, epsilon: float) -> Features:
-    """Return (f(W x / D^(1/4)) + epsilon) / sqrt(M); for exp, that over exp(c) with c the largest exponent."""
+    """Return (f(W x / D^(1/4)) + epsilon) / sqrt(M); for exp, divided by exp(c), where c is the largest exponent."""
     x = x * x.shape[-1] ** -0.25
     inputs = x if draw is None else project(draw, x)
     size = inputs.shape[-1] ** -0.5
     if function == "exp":
-        # Never below 0, so that exp(-c), by which the epsilon is multiplied, stays in range.
+        # At least 0, so that exp(-c), the factor of epsilon, does not overflow.
         c = jnp.maximum(inputs.max(-1), 0.0)
         return Features((jnp.exp(inputs - c[..., None]) + epsilon * jnp.exp(-c)[..., None]) * size, c)
     return Features((FUNCTIONS[function](inputs) + epsilon) * size)

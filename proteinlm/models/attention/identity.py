@@ -1,4 +1,4 @@
-"""Attention that returns V: what a model costs without attention (Performer paper, section 4.1, "X (OPT)")."""
+"""Attention that returns V: the cost of a model without attention ("X (OPT)", Performer paper, section 4.1)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,7 +13,7 @@ from proteinlm.models.attention.base import Attention, MechanismConfig, register
 @register_attention
 @dataclass(frozen=True)
 class IdentityConfig(MechanismConfig):
-    """No attention; nothing to set."""
+    """No attention; there are no options."""
 
     kind: ClassVar[str] = "identity"
     no_spread: ClassVar[str] = ""
@@ -24,7 +24,7 @@ class IdentityConfig(MechanismConfig):
 
 
 class IdentityAttention(Attention):
-    """Every residue reads its own value; its weights are the identity matrix. Nobody sees padding, so it reads 0."""
+    """Every residue gets its own value: the weights are the identity matrix. The output of padding is 0."""
 
     def _attend(
         self,
@@ -65,8 +65,8 @@ class IdentityAttention(Attention):
         key_mask: Bool[Array, "B L"] | None,
     ) -> Float[Array, "B H L L"]:
         batch, length, heads, _ = q.shape
-        own = jnp.broadcast_to(jnp.eye(length)[None, None], (batch, heads, length, length))
-        return own if key_mask is None else own * key_mask[:, None, None, :]
+        weights = jnp.broadcast_to(jnp.eye(length)[None, None], (batch, heads, length, length))
+        return weights if key_mask is None else weights * key_mask[:, None, None, :]
 
     def _prefill(
         self,

@@ -2,13 +2,14 @@
 
     out = softmax(Q (E K)^T / sqrt(D)) F V,    E, F in R^{k x L}
 
-Bidirectional alone. With R of independent N(0, 1/k) entries, redrawn projections are E = R and F = e^{-delta} R: the
-Performer paper says that delta is "the exponent in a renormalization procedure using e^{-delta} as a multiplier in
-order to approximate softmax". Linformer's theorem has E = delta R as well, which at delta = 1e-6 would make every score
-0 and attention uniform, so that is not what is computed here. Learned projections start as R, E and F apart.
+There is no causal form. With R of independent N(0, 1/k) entries, redrawn projections are E = R and F = e^{-delta} R.
+The Performer paper describes delta as "the exponent in a renormalization procedure using e^{-delta} as a multiplier in
+order to approximate softmax". Linformer's theorem also has E = delta R, but with delta = 1e-6 every score would be 0
+and attention uniform; therefore E = R here. Learned projections start as two independent draws of R, for E and for F.
 
-A projection gives every place in a row its own column, so rows are moved to the front of theirs: padding on either
-side, and any amount, changes nothing. Time and memory O(L k), with blocks of queries recomputed in the backward pass.
+A projection has one column for each index in a row. Visible residues are therefore moved to the front of their row, so
+that padding, on either side and of any length, changes nothing. Time and memory are O(L k); the backward pass computes
+blocks of queries again.
 """
 
 import math
@@ -34,11 +35,11 @@ class LinformerConfig(MechanismConfig):
     """Linformer attention.
 
     Attributes:
-        num_projections: k, rows that keys and values are projected to.
-        max_length: columns of the projections; longer inputs are refused.
-        projections: "redrawn" are random (`redraw` draws new ones); "learned" are trained. All heads share them.
-        delta: see above; for redrawn projections.
-        block_size: queries of a block; speed and memory alone depend on it.
+        num_projections: k, number of rows after the projection of keys and values.
+        max_length: number of columns of the projections; longer inputs are refused.
+        projections: "redrawn": random (`redraw` draws new ones); "learned": trained. All heads share them.
+        delta: for redrawn projections; see the top of this file.
+        block_size: number of queries in a block; it changes speed and memory alone.
     """
 
     kind: ClassVar[str] = "linformer"
@@ -53,10 +54,10 @@ class LinformerConfig(MechanismConfig):
 
     @property
     def no_segments(self) -> str:
-        """Why several proteins cannot share a row."""
+        """The reason why a row cannot hold several proteins."""
         return (
-            "every protein would need projected keys and values of its own, as many as there are projections, which is "
-            "more than most proteins have residues; take batches.form single"
+            "every protein would need its own projected keys and values, and there are more of them than residues in "
+            "most proteins; take batches.form single"
         )
 
     @property
@@ -81,12 +82,12 @@ class LinformerConfig(MechanismConfig):
             raise InputError(f"attention.delta is {self.delta}; it cannot be below 0.")
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "LinformerAttention":
-        """Return the mechanism, its projections drawn from the key."""
+        """Return the mechanism; its projections are drawn from the key."""
         return LinformerAttention(self, num_heads=num_heads, head_dim=head_dim, key=key)
 
 
 class LinformerAttention(Attention):
-    """Linformer attention of one layer: projections, scores, softmax and sums are float32 whatever the inputs are."""
+    """Linformer attention of one layer; projections, scores, softmax and sums are float32 for inputs of any dtype."""
 
     def __init__(self, config: LinformerConfig, *, num_heads: int, head_dim: int, key: jax.Array):
         """Draw the projections, [k, max_length]."""
@@ -99,7 +100,7 @@ class LinformerAttention(Attention):
             self.of_values = nnx.Param(self._draw(values))
 
     def redraw(self, key: jax.Array) -> None:
-        """Draw new random projections, a pure function of the key; learned ones stay."""
+        """Draw new random projections, as a pure function of the key; learned projections stay."""
         if self.config.projections == "redrawn":
             self.projection[...] = self._draw(key)
 
@@ -145,12 +146,12 @@ class LinformerAttention(Attention):
         causal: bool,
         key_mask: Bool[Array, "B L"] | None,
     ) -> Float[Array, "B H L L"]:
-        """softmax(Q (E K)^T / sqrt(D)) F, with the column of each visible key that of its rank among them."""
+        """Return softmax(Q (E K)^T / sqrt(D)) F; the column of a visible key is its rank among the visible keys."""
         batch, length = q.shape[:2]
-        seen = jnp.ones((batch, length), bool) if key_mask is None else key_mask
-        rank = jnp.where(seen, jnp.cumsum(seen, axis=1) - 1, 0)
+        visible = jnp.ones((batch, length), bool) if key_mask is None else key_mask
+        rank = jnp.where(visible, jnp.cumsum(visible, axis=1) - 1, 0)
         of_keys, of_values = (
-            jnp.where(seen[:, None, :], projection[:, rank].transpose(1, 0, 2), 0.0)
+            jnp.where(visible[:, None, :], projection[:, rank].transpose(1, 0, 2), 0.0)
             for projection in self._projections(length)
         )
         keys = jnp.einsum("bkj,bjhd->bkhd", of_keys, k)
@@ -161,8 +162,8 @@ class LinformerAttention(Attention):
 def _front(
     key_mask: Bool[Array, "B L"] | None, k: Float[Array, "B L H D"], v: Float[Array, "B L H E"]
 ) -> tuple[Array, ...]:
-    """Move what is visible to the front, and make all else 0, so that projections do not read it."""
+    """Move visible keys and values to the front of their row and set all others to 0."""
     if key_mask is None:
         return k, v
-    shown = key_mask[:, :, None, None]
-    return left_aligned(key_mask, *(jnp.where(shown, x, jnp.zeros((), x.dtype)) for x in (k, v)))
+    visible = key_mask[:, :, None, None]
+    return left_aligned(key_mask, *(jnp.where(visible, x, jnp.zeros((), x.dtype)) for x in (k, v)))

@@ -2,8 +2,8 @@
 
     A_ij = <q'_i, k'_j>^p / (1 + sum_j <q'_i, k'_j>^p)
 
-with q' and k' layer-normalised. The 1 keeps the denominator away from 0: weights sum to den / (1 + den), not to 1.
-Time O(L^2), memory linear in L: in blocks (exact.py).
+with q' and k' layer-normalised. The 1 keeps the denominator away from 0; weights sum to den / (1 + den), not to 1.
+Time is O(L^2) and memory linear in L, by blocks (exact_attention.py).
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class PolynomialConfig(MechanismConfig):
     Attributes:
         degree: p, even: 4 or 8 in the paper's language models.
         beta: scores are <LN(q), LN(k)> / beta; None is sqrt(D), see `QKNorm`.
-        block_size: residues of a block; speed and memory alone depend on it.
+        block_size: number of residues in a block; it changes speed and memory alone.
     """
 
     kind: ClassVar[str] = "polynomial"
@@ -51,12 +51,12 @@ class PolynomialConfig(MechanismConfig):
         return "its denominator is 1 + the sum of scores"
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "PolynomialAttention":
-        """Return the mechanism; its normalisations start plain, so it draws nothing."""
+        """Return the mechanism; it draws nothing, since its normalisations start with scale 1 and bias 0."""
         return PolynomialAttention(self, num_heads=num_heads, head_dim=head_dim)
 
 
 class PolynomialAttention(Attention):
-    """Exact polynomial attention of one layer; one pair of normalisations serves all heads."""
+    """Exact polynomial attention of one layer; all heads share one pair of normalisations."""
 
     def __init__(self, config: PolynomialConfig, *, num_heads: int, head_dim: int):
         """Make the normalisations."""
@@ -92,7 +92,7 @@ class PolynomialAttention(Attention):
         causal: bool,
         key_mask: Bool[Array, "B L"] | None,
     ) -> Float[Array, "B H L L"]:
-        """A^(p) of equation 2."""
+        """Return A^(p) of equation 2."""
         q, k = self.norm(q, k)
         powers = jnp.einsum("bihd,bjhd->bhij", q, k) ** self.config.degree
         powers = jnp.where(visible_pairs(q.shape[1], causal, key_mask), powers, 0.0)
@@ -111,7 +111,7 @@ class PolynomialAttention(Attention):
     def _step(
         self, q: Float[Array, "B 1 H D"], k: Float[Array, "B 1 H D"], v: Float[Array, "B 1 H E"], state: KeyValueCache
     ) -> tuple[Float[Array, "B 1 H E"], KeyValueCache]:
-        # The keys as they came are half the memory of normalised ones where they are bfloat16.
+        # The cache holds keys before the normalisation: in bfloat16 they take half the memory of normalised ones.
         cache = appended(state, k, v)
         q, k = self.norm(q, cache.keys)
         return attend_from_last(q, k, cache.values, Power(self.config.degree), cache.visible), cache

@@ -1,23 +1,25 @@
 """Reformer: attention inside the buckets of a locality-sensitive hash (Kitaev, Kaiser, Levskaya 2020, sections 2, 3).
 
-Queries are keys too: k_j = q_j / |q_j|, scores q_i.k_j / sqrt(D), and a residue does not see itself unless it sees
-nothing else. The hash of a round is h(x) = argmax([x R; -x R]) with R a Gaussian [D, num_buckets / 2]; the heads of a
-layer share the rounds' R. The rounds' sets are united, and each key counts once (the paper's N_ij).
+Queries are keys too: k_j = q_j / |q_j|. Scores are q_i.k_j / sqrt(D), and a residue attends to itself only if it has no
+other key. The hash of a round is h(x) = argmax([x R; -x R]) with a Gaussian R [D, num_buckets / 2]; the heads of a
+layer share the R of each round. A residue attends to the union of its keys of all rounds, and each key counts once (the
+paper's N_ij).
 
-Who sees whom, where we differ. The paper sorts residues by bucket and position and cuts the sorted list into chunks. A
-chunk begins where the residues of earlier buckets, later tokens among them, put it: the future decides whom the past
-sees, and a step that decodes one token cannot repeat it. Here, in each round, residue i sees the bucket_size residues
-of its own bucket that come before it (bidirectional: and the bucket_size that come after it): with rank_i the place of
-i in its bucket, in order of position,
+Difference from the paper: the keys of a residue. The paper sorts residues by bucket and position and splits the sorted
+list into chunks. The borders of the chunks depend on the number of residues in earlier buckets, which includes later
+tokens: the future decides which keys the past has, and a decoding step cannot reproduce that. Here, in each round,
+residue i attends to the bucket_size residues of its own bucket that come before it (bidirectional: and to the
+bucket_size that come after it). With rank_i the number of residues of the bucket before i, in order of position,
 
     causal: 1 <= rank_i - rank_j <= bucket_size        bidirectional: 1 <= |rank_i - rank_j| <= bucket_size
 
-and itself if no round gives it anybody. A difference of ranks depends on the tokens between the two alone. So causal
-attention is causal, padding changes nothing, and there is a state of fixed size: the last bucket_size keys and values
-of each bucket. Cost is the paper's; buckets.py has the sorted lists. Padding is seen by nobody and reads 0.
+A residue without keys in any round attends to itself. A difference of ranks depends on the tokens between the two
+residues alone. So causal attention is strictly causal, padding changes nothing, and the decoding state has a fixed
+size, the last bucket_size keys and values of each bucket. The cost is that of the paper; buckets.py has the sorted
+lists. No residue attends to padding, whose output is 0.
 
-Hashes are compared in float32: a query on the border of two buckets may fall into either, where a product of another
-shape (a step, another length) rounds otherwise.
+Hashes are compared in float32. A query near the border of two buckets may get either of them if a product of another
+shape (a decoding step, another length) rounds differently.
 """
 
 from collections.abc import Callable
@@ -47,7 +49,7 @@ from proteinlm.models.attention.linear.state import NEVER, divide
 
 # A query shorter than this has no direction: its key is 0.
 _SHORTEST = 1e-12
-# Positions hashed together: [N, this, R * num_buckets / 2] products are held at a time.
+# Number of positions that are hashed together; the products in memory are [N, this number, R * num_buckets / 2].
 _HASHED_TOGETHER = 512
 
 
@@ -57,13 +59,14 @@ class ReformerConfig(MechanismConfig):
     """Reformer attention.
 
     Attributes:
-        num_hashes: rounds; 4 of the paper's 1 to 16 (reformer-pytorch: "4 is permissible per author, 8 is the best but
-            slower"; trax's reformer_imagenet64.gin, which the Performer paper ran, has 2).
-        num_buckets: of each round, even. A number and not a function of the input's length, so that padding never
-            changes an answer: choose about max_length / bucket_size, which fills a window on average (16 is for the
-            paper's protein models, 1024); trax has twice that, 192 for 12,288 and chunks of 128.
-        bucket_size: residues of its bucket that one residue sees in a round, on each side; 64 is the Reformer paper's
-            according to reformer-pytorch.
+        num_hashes: number of rounds; the paper has 1 to 16 (reformer-pytorch: "4 is permissible per author, 8 is the
+            best but slower"; trax's reformer_imagenet64.gin, which the Performer paper ran, has 2).
+        num_buckets: number of buckets in each round, even. It does not depend on the length of the input, so that
+            padding never changes a result. About max_length / bucket_size buckets hold bucket_size residues on average
+            (16 for the 1,024 tokens of the paper's protein models); trax has twice as many, 192 for 12,288 and chunks
+            of 128.
+        bucket_size: number of residues of its bucket that a residue attends to in a round, on each side; 64 is the
+            Reformer paper's according to reformer-pytorch.
     """
 
     kind: ClassVar[str] = "reformer"
@@ -84,19 +87,19 @@ class ReformerConfig(MechanismConfig):
             )
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "ReformerAttention":
-        """Return the mechanism; its rounds' rotations serve all heads."""
+        """Return the mechanism; all heads share the rotations of each round."""
         return ReformerAttention(self, num_heads=num_heads, head_dim=head_dim, key=key)
 
 
 class State(NamedTuple):
-    """The last residues of each bucket, as rings; N = B * H rows, R rounds, K buckets, W = bucket_size.
+    """The last residues of each bucket, in ring buffers; N = B * H rows, R rounds, K buckets, W = bucket_size.
 
     Attributes:
         keys: float32 [N, R, K, W, D].
         values: float32 [N, R, K, W, E].
-        positions: int32 [N, R, K, W], which token lies there; -1: none.
-        counts: int32 [N, R, K], residues that the bucket has had; the next one goes to place counts % W.
-        time: int32 [], tokens so far.
+        positions: int32 [N, R, K, W], index of the token in each slot; -1: empty.
+        counts: int32 [N, R, K], number of residues of the bucket so far; the next one goes to slot counts % W.
+        time: int32 [], number of tokens so far.
     """
 
     keys: Array
@@ -109,8 +112,8 @@ class State(NamedTuple):
 class ReformerAttention(Attention):
     """Reformer attention of one layer.
 
-    Keys are made from the queries, and k is not read. A k that differs from q is refused (ValueError) where that can
-    be seen; inside jax.jit or jax.grad it cannot.
+    Keys are computed from the queries, and k is not read. A k that differs from q is refused (ValueError); inside
+    jax.jit or jax.grad, where values are unknown, this is not checked.
     """
 
     def __init__(self, config: ReformerConfig, *, num_heads: int, head_dim: int, key: jax.Array):
@@ -123,11 +126,11 @@ class ReformerAttention(Attention):
         return jax.random.normal(key, (config.num_hashes, self.head_dim, config.num_buckets // 2), jnp.float32)
 
     def redraw(self, key: jax.Array) -> None:
-        """Draw new rotations; a pure function of the key."""
+        """Draw new rotations, as a pure function of the key."""
         self.rotations[...] = self._draw(key)
 
     def buckets(self, q: Float[Array, "N L D"]) -> Int[Array, "R N L"]:
-        """Return h(q) of each round, 0 to num_buckets - 1, int32; the length of q does not matter."""
+        """Return the hash h(q) of each round, 0 to num_buckets - 1, int32; the norm of q does not matter."""
         rotations = self.rotations[...]
 
         def hash_one(x: Array) -> Array:
@@ -160,11 +163,11 @@ class ReformerAttention(Attention):
     def _in_rounds(
         self, make_rounds: Callable[..., Rounds], q: Array, k: Array, v: Array, causal: bool, shown: Array
     ) -> Float[Array, "B L H E"]:
-        """Attend with residues laid out by a function of buckets.py; `shown` [N, L] is its second argument."""
+        """Attend; residues are sorted by `make_rounds` of buckets.py, which gets `shown` [N, L] as second argument."""
         _check_shared(q, k)
         queries, values = _rows(q), _rows(v)
         config, length = self.config, q.shape[1]
-        # Ranks differ by less than L: a longer window sees no more.
+        # Ranks differ by less than L, so a longer window has no more keys.
         window = min(config.bucket_size, length)
         rounds = make_rounds(self.buckets(queries), shown, config.num_buckets, window, causal)
         out = attend_in_buckets(queries * q.shape[-1] ** -0.5, _unit(queries), values, rounds, window, causal)
@@ -178,21 +181,21 @@ class ReformerAttention(Attention):
         causal: bool,
         key_mask: Bool[Array, "B L"] | None,
     ) -> Float[Array, "B H L L"]:
-        """Softmax over the union of the rounds' sets; who sees nobody else sees itself."""
+        """Return the softmax over the union of the rounds' keys; a residue without keys attends to itself."""
         _check_shared(q, k)
         batch, length, heads, dim = q.shape
         visible = jnp.ones((batch, length), bool) if key_mask is None else key_mask
         both = visible_pairs(length, False, visible) & visible[:, None, :, None]
         bucket = self.buckets(_rows(q)).reshape(-1, batch, heads, length)
         same = (bucket[..., :, None] == bucket[..., None, :]) & both[None]
-        # rank_i: how many of its bucket come before it.
+        # rank_i: number of residues of the same bucket before i.
         rank = jnp.where(jnp.tril(jnp.ones((length, length), bool), -1)[None, None, None], same, False).sum(-1)
         difference = jnp.abs(rank[..., :, None] - rank[..., None, :])
         near = same & (difference >= 1) & (difference <= self.config.bucket_size)
-        seen = near.any(0) & visible_pairs(length, causal, key_mask)
+        keys = near.any(0) & visible_pairs(length, causal, key_mask)
         scores = jnp.einsum("bihd,bjhd->bhij", q, _unit(q)) / jnp.sqrt(dim)
-        weights = jnp.where(seen, jax.nn.softmax(jnp.where(seen, scores, NEVER), axis=-1), 0.0)
-        alone = visible[:, None, :] & ~seen.any(-1)
+        weights = jnp.where(keys, jax.nn.softmax(jnp.where(keys, scores, NEVER), axis=-1), 0.0)
+        alone = visible[:, None, :] & ~keys.any(-1)
         return weights + alone[..., None] * jnp.eye(length)[None, None]
 
     def _prefill(
@@ -225,17 +228,17 @@ class ReformerAttention(Attention):
         keys, values, positions = (
             x[ring].reshape(len(bucket), -1, *x.shape[4:]) for x in (state.keys, state.values, state.positions)
         )
-        # N_ij: the rounds that offer the same token; each ring holds it at most once.
+        # N_ij: number of rounds that have the same token; each ring buffer holds it at most once.
         times = (positions[:, :, None] == positions[:, None, :]).sum(-1)
         share = jnp.where(positions >= 0, 1 / times, 0.0)
         scores = jnp.einsum("nid,njd->nij", query * q.shape[-1] ** -0.5, keys)
         numerator, _ = softmax_sums(scores, share[:, None], with_ones(values))
         out = jnp.where(numerator[..., -1:] > 0, divide(numerator[..., :-1], numerator[..., -1], None), value)
-        place = (*ring, state.counts[ring] % self.config.bucket_size)
+        slot = (*ring, state.counts[ring] % self.config.bucket_size)
         state = State(
-            state.keys.at[place].set(_unit(query)),
-            state.values.at[place].set(value),
-            state.positions.at[place].set(state.time),
+            state.keys.at[slot].set(_unit(query)),
+            state.values.at[slot].set(value),
+            state.positions.at[slot].set(state.time),
             state.counts.at[ring].add(1),
             state.time + 1,
         )
@@ -243,17 +246,17 @@ class ReformerAttention(Attention):
 
 
 def _fill_rings(bucket: Int[Array, " L"], num_buckets: int, window: int) -> tuple[Int[Array, "K W"], Int[Array, " K"]]:
-    """Return the positions of each bucket's last residues, -1 where there is none, and its size."""
+    """Return the positions of each bucket's last residues, -1 in empty slots, and the size of each bucket."""
     rank, sizes = ranks(bucket, num_buckets)
     kept = (bucket < num_buckets) & (rank >= sizes[jnp.minimum(bucket, num_buckets - 1)] - window)
-    place = jnp.where(kept, bucket * window + rank % window, num_buckets * window)
+    slot = jnp.where(kept, bucket * window + rank % window, num_buckets * window)
     positions = jnp.full(num_buckets * window, -1, jnp.int32)
-    positions = positions.at[place].set(jnp.arange(len(bucket), dtype=jnp.int32), mode="drop")
+    positions = positions.at[slot].set(jnp.arange(len(bucket), dtype=jnp.int32), mode="drop")
     return positions.reshape(num_buckets, window), sizes
 
 
 def _unit(q: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-    """Return q / |q|; 0, and gradient 0, where q has no direction."""
+    """Return q / |q|; 0, with gradient 0, where q is too short to have a direction."""
     square = (q * q).sum(-1, keepdims=True)
     direction = square > _SHORTEST**2
     return jnp.where(direction, q * jax.lax.rsqrt(jnp.where(direction, square, 1.0)), 0.0)
@@ -269,7 +272,7 @@ def _unrows(x: Float[Array, "N L W"], batch: int) -> Float[Array, "B L H W"]:
 
 
 def _of_heads(x: Array | None, q: Float[Array, "B L H D"], default: Any = None) -> Array:
-    """Return a mask or segments [B, L] for each head, [N, L]; the default everywhere in place of None."""
+    """Repeat a mask or segments [B, L] for each head, [N, L]; None gives the default everywhere."""
     batch, length, heads, _ = q.shape
     x = jnp.full((batch, length), default) if x is None else x
     return jnp.broadcast_to(x[:, None], (batch, heads, length)).reshape(-1, length)
@@ -279,4 +282,6 @@ def _check_shared(q: Any, k: Any) -> None:
     if k is q or isinstance(q, Tracer) or isinstance(k, Tracer):
         return
     if not np.array_equal(np.asarray(q, np.float32), np.asarray(k, np.float32), equal_nan=True):
-        raise ValueError("k differs from q; Reformer shares queries and keys (its keys are the queries, of length 1)")
+        raise ValueError(
+            "k differs from q; Reformer shares queries and keys (its keys are the queries, scaled to length 1)"
+        )

@@ -1,6 +1,6 @@
 """Exact softmax attention: softmax(q.k / sqrt(D)) v (Performer paper, equations 1 and 2).
 
-Time O(L^2), memory linear in L: by blocks (exact.py), or by cuDNN's flash attention where that is there and fits.
+Time is O(L^2) and memory linear in L: by blocks (exact_attention.py), or by cuDNN's flash attention where it applies.
 """
 
 from dataclasses import dataclass, replace
@@ -33,8 +33,8 @@ class SoftmaxConfig(MechanismConfig):
 
     Attributes:
         implementation: "blocks" works everywhere; "cudnn" is the flash kernel of jax.nn.dot_product_attention, for
-            bfloat16 and float16 on NVIDIA GPUs; "auto" takes cuDNN's where it fits, else blocks.
-        block_size: residues of a block; speed and memory alone depend on it.
+            bfloat16 and float16 on NVIDIA GPUs; "auto" takes cuDNN's kernel where it applies, otherwise blocks.
+        block_size: number of residues in a block; it changes speed and memory alone.
     """
 
     kind: ClassVar[str] = "softmax"
@@ -44,8 +44,8 @@ class SoftmaxConfig(MechanismConfig):
 
     @property
     def no_segments(self) -> str:
-        """Why several proteins cannot share a row."""
-        cudnn = "cuDNN's kernel sees one protein a row; set attention.implementation to auto or blocks"
+        """The reason why a row cannot hold several proteins."""
+        cudnn = "cuDNN's kernel takes one protein per row; set attention.implementation to auto or blocks"
         return cudnn if self.implementation == "cudnn" else ""
 
     def __post_init__(self):
@@ -67,7 +67,7 @@ class SoftmaxConfig(MechanismConfig):
 
 
 class SoftmaxAttention(Attention):
-    """Exact softmax attention of one layer: scores, softmax and sums are float32 whatever the inputs are."""
+    """Exact softmax attention of one layer; scores, softmax and sums are float32 for inputs of any dtype."""
 
     def _attend(
         self,
@@ -129,11 +129,11 @@ def chosen(implementation: str, platform: str, q: Any, k: Any, v: Any) -> str:
 
     Args:
         implementation: as in the config.
-        platform: "cuda" with a GPU that has the kernel, or anything else.
-        q: and `k`, `v`: [B, L, H, D]; shapes and dtypes alone are read.
+        platform: "cuda" for a GPU that has the kernel; any other name otherwise.
+        q, k, v: [B, L, H, D]; only shapes and dtypes are read.
 
     Raises:
-        ValueError: "cudnn" is asked for where it does not fit.
+        ValueError: the implementation is "cudnn", but the kernel does not take these arguments.
     """
     same = q.dtype == k.dtype == v.dtype and q.dtype in (jnp.bfloat16, jnp.float16)
     width = q.shape[-1]
@@ -148,7 +148,7 @@ def chosen(implementation: str, platform: str, q: Any, k: Any, v: Any) -> str:
 
 
 def _platform() -> str:
-    """Return "cuda" where cuDNN's flash attention runs (compute capability 8.0), else JAX's name of the backend."""
+    """Return "cuda" if cuDNN's flash attention runs here (compute capability 8.0), else JAX's name of the backend."""
     if jax.default_backend() != "gpu":
         return jax.default_backend()
     capability = getattr(jax.devices()[0], "compute_capability", "")
@@ -164,20 +164,20 @@ def flash_attention(
     key_mask: Bool[Array, "B L"] | None,
     implementation: Literal["xla", "cudnn"] = "cudnn",
 ) -> Float[Array, "B L H D"]:
-    """Attend by jax.nn.dot_product_attention, which may take a mask for a matrix [L, L] but takes lengths as they are.
+    """Attend by jax.nn.dot_product_attention, with lengths in place of a mask, of which it may make a matrix [L, L].
 
-    So visible residues move to the front. A row that sees nothing gives 0; so does, unlike in blocks, a causal query
-    that is itself masked.
+    Therefore visible residues are moved to the front. A query without visible keys gets 0; so does, unlike with blocks,
+    a causal query that is itself masked.
     """
     if key_mask is None:
         return jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation=implementation)
     k, v = left_aligned(key_mask, k, v)
     q = left_aligned(key_mask, q)[0] if causal else q
     lengths = key_mask.sum(1, dtype=jnp.int32)
-    # Kernels make NaN of rows without any key: these see one, and what they read is thrown away.
-    seen = jnp.maximum(lengths, 1)
+    # Kernels return NaN for rows without any key: these get one key, and their output is replaced by 0 below.
+    at_least_one = jnp.maximum(lengths, 1)
     out = jax.nn.dot_product_attention(
-        q, k, v, is_causal=causal, key_value_seq_lengths=seen, implementation=implementation
+        q, k, v, is_causal=causal, key_value_seq_lengths=at_least_one, implementation=implementation
     )
     if causal:
         return restored(key_mask, out)

@@ -20,7 +20,6 @@ from proteinlm.config import (
     SoftmaxConfig,
     register_attention,
 )
-from proteinlm.config.scale import scaled
 from proteinlm.devices.sharding import make_mesh, one_device
 from proteinlm.inference.probing import Probe
 from proteinlm.models.attention.base import visible_pairs
@@ -68,7 +67,7 @@ def test_a_registered_mechanism_is_read_back_from_json():
     before = config(gain=0.5)
     assert '"kind": "mean"' in before.to_json()
     assert Config.from_json(before.to_json()) == before
-    assert scaled(before, "tiny").model.attention == MeanConfig(gain=0.5)
+    assert MeanConfig(gain=0.5).tiny(64) == MeanConfig(gain=0.5)
 
 
 def test_a_kind_is_registered_once(monkeypatch):

@@ -1,15 +1,15 @@
-"""Exact attention in blocks of queries and keys: O(L^2) time, memory linear in L, forward and backward.
+"""Exact attention by blocks of queries and keys: time O(L^2) and memory linear in L, forward and backward.
 
     out_i = sum_j w(s_ij) v_j / den_i,    s_ij = scale q_i.k_j
 
-with w and den given by a `Kernel`: softmax, or a power. The forward pass goes over the blocks of keys that a block of
-queries sees and carries sums (for softmax relative to a running maximum); it keeps the output and one number a row, by
-which the backward pass makes the same weights again, block by block (FlashAttention, arXiv 2205.14135). For either
-kernel the gradient of a weight is dout_i.(v_j - out_i) / den_i. Causal attention never touches blocks above the
-diagonal, and masks the blocks on it alone. Segments mask pairs, and blocks that share no protein are not touched: time
-grows with L times the longest protein.
+w and den are given by a `Kernel`: softmax, or a power. For a block of queries, the forward pass iterates over the
+blocks of visible keys and carries sums (for softmax, relative to a running maximum). It keeps the output and one number
+per row, from which the backward pass computes the same weights again, block by block (FlashAttention, arXiv
+2205.14135). For both kernels the gradient of a weight is dout_i.(v_j - out_i) / den_i. Causal attention skips blocks
+above the diagonal, and masks only the blocks on it. Segments mask pairs; blocks that share no protein are skipped, so
+time grows with L times the length of the longest protein.
 
-Axes: N = B * H rows, S blocks, C residues of a block. Scores, sums and products are float32 whatever the inputs are.
+Axes: N = B * H rows, S blocks, C residues of a block. Scores, sums and products are float32 for inputs of any dtype.
 """
 
 from dataclasses import dataclass
@@ -27,31 +27,31 @@ from proteinlm.models.positions import segment_starts
 
 @dataclass(frozen=True)
 class Softmax:
-    """w = exp(s), den = sum of w; a row that sees nothing gives 0."""
+    """w = exp(s), den = sum of w; a row without visible keys gives 0."""
 
     scale: float
     hidden: ClassVar[float] = NEVER
-    """The score of a pair that is not seen; its weight and gradient are 0."""
+    """The score of an invisible pair; its weight and gradient are 0."""
 
     def maximum(self, so_far: Array, scores: Array) -> Array:
-        """Return the largest score of each row, those before and these: float32 [..., C]."""
+        """Return the largest score of each row, of earlier scores and these: float32 [..., C]."""
         return jnp.maximum(so_far, scores.max(-1))
 
     def weights(self, scores: Array, maximum: Array) -> Array:
         """Return w / exp(maximum), [..., C, K]."""
-        # Where nothing is seen yet, 0 instead of the maximum makes every exponential of the row 0.
+        # For a row without visible keys so far, 0 in place of the maximum makes every exponential 0.
         return jnp.exp(scores - jnp.where(maximum > NEVER, maximum, 0.0)[..., None])
 
     def kept(self, old: Array, new: Array) -> Array:
-        """Return what is left of sums when the maximum moves from old to new."""
+        """Return the factor by which sums change when the maximum moves from old to new."""
         return jnp.exp(old - new)
 
     def denominator(self, total: Array) -> Array:
-        """Return den of a row's sum of weights."""
+        """Return den, from the sum of a row's weights."""
         return jnp.where(total > 0, total, 1.0)
 
     def normaliser(self, maximum: Array, denominator: Array) -> Array:
-        """Return what `normalised` needs of a row: log den."""
+        """Return the number per row that `normalised` needs: log den."""
         return jnp.where(maximum > NEVER, maximum, 0.0) + jnp.log(denominator)
 
     def normalised(self, scores: Array, normaliser: Array) -> tuple[Array, Array]:
@@ -69,7 +69,7 @@ class Power:
     hidden: ClassVar[float] = 0.0
 
     def maximum(self, so_far: Array, scores: Array) -> Array:
-        """Return nothing of use: powers need no maximum."""
+        """Return `so_far`: powers need no maximum."""
         return so_far
 
     def weights(self, scores: Array, maximum: Array) -> Array:
@@ -77,11 +77,11 @@ class Power:
         return scores**self.degree
 
     def kept(self, old: Array, new: Array) -> Array:
-        """Return 1: sums stay."""
+        """Return 1: sums do not change."""
         return jnp.ones_like(new)
 
     def denominator(self, total: Array) -> Array:
-        """Return den of a row's sum of weights."""
+        """Return den, from the sum of a row's weights."""
         return 1.0 + total
 
     def normaliser(self, maximum: Array, denominator: Array) -> Array:
@@ -98,12 +98,12 @@ Kernel = Softmax | Power
 
 
 class _Segments(NamedTuple):
-    """Segments cut into blocks, in place of the mask of visible keys.
+    """Segments split into blocks, used in place of the mask of visible keys.
 
     Attributes:
-        number: int32 [S, N, C], of each residue; 0 at padding.
-        first: int32 [S], the first block that shares a segment with each block, in any row.
-        stop: int32 [S], the one after the last.
+        number: int32 [S, N, C], segment of each residue; 0 at padding.
+        first: int32 [S], index of the first block that shares a segment with each block, in any row.
+        stop: int32 [S], index after the last such block.
     """
 
     number: Int[Array, "S N C"]
@@ -111,12 +111,12 @@ class _Segments(NamedTuple):
     stop: Int[Array, "S"]
 
 
-def _cut(segments: Int[Array, "B L"], heads: int, block: int) -> _Segments:
+def _split_segments(segments: Int[Array, "B L"], heads: int, block: int) -> _Segments:
     steps = -(-segments.shape[1] // block)
     segments = jnp.pad(segments.astype(jnp.int32), ((0, 0), (0, steps * block - segments.shape[1])))
     shape = len(segments), steps, block
     starts = segment_starts(segments)
-    # Seen from the right, a segment starts where it ends.
+    # In the reversed row, a segment starts where it ends.
     ends = steps * block - 1 - segment_starts(segments[:, ::-1])[:, ::-1]
     first = starts.reshape(shape).min((0, 2)) // block
     stop = ends.reshape(shape).max((0, 2)) // block + 1
@@ -125,7 +125,7 @@ def _cut(segments: Int[Array, "B L"], heads: int, block: int) -> _Segments:
 
 
 def _pairs(visible: Bool[Array, "S N C"] | _Segments, i: Array, j: Array) -> Bool[Array, "N _ C"]:
-    """Return what the queries of block i see of the keys of block j, [N, queries or 1, keys]."""
+    """Return which keys of block j are visible to the queries of block i, [N, queries or 1, keys]."""
     if isinstance(visible, _Segments):
         of_keys = _at(visible.number, j)[:, None, :]
         return (_at(visible.number, i)[:, :, None] == of_keys) & (of_keys > 0)
@@ -133,7 +133,7 @@ def _pairs(visible: Bool[Array, "S N C"] | _Segments, i: Array, j: Array) -> Boo
 
 
 def _range(visible: Bool[Array, "S N C"] | _Segments | None, i: Array, steps: int) -> tuple[int | Array, int | Array]:
-    """Return the blocks that block i sees or is seen by, (first, one after the last), were attention not causal."""
+    """Return the range (first, last + 1) of the blocks that share pairs with block i in bidirectional attention."""
     return (_at(visible.first, i), _at(visible.stop, i)) if isinstance(visible, _Segments) else (0, steps)
 
 
@@ -148,22 +148,22 @@ def exact_attention(
     segments: Int[Array, "B L"] | None = None,
     block_size: int = 512,
 ) -> Float[Array, "B L H E"]:
-    """Attend exactly, in the values' dtype.
+    """Compute exact attention, in the values' dtype.
 
     Args:
         q: queries, k: keys, v: values; any float dtype.
-        kernel: how scores become weights.
-        causal: residue i sees residues 0 to i alone.
-        key_mask: False for keys that nobody sees.
+        kernel: function from scores to weights.
+        causal: residue i attends to residues 0 to i alone.
+        key_mask: False for keys that are not visible.
         segments: in place of key_mask, see `Attention.__call__`.
-        block_size: C; L need not be a multiple, and C may exceed L. Speed and memory alone depend on it.
+        block_size: C; L need not be a multiple, and C may exceed L. It changes speed and memory alone.
     """
     batch, length, heads, _ = v.shape
     block = min(block_size, length)
-    # Keys that fill the last block come after every residue: the causal mask hides them by itself.
+    # The zeros that fill the last block come after all residues, so the causal mask alone hides them.
     visible = None if causal and key_mask is None else split_mask(key_mask, batch, length, heads, block)
     if segments is not None:
-        visible = _cut(segments, heads, block)
+        visible = _split_segments(segments, heads, block)
     out = _attend(kernel, causal, *(split(x, block) for x in (q, k, v)), visible)
     return join(out, batch, length, heads).astype(v.dtype)
 
@@ -175,7 +175,7 @@ def attend_from_last(
     kernel: Kernel,
     visible: Bool[Array, "B S"],
 ) -> Float[Array, "B 1 H E"]:
-    """Attend from one residue to the visible ones of S, in the values' dtype; what a step does with its cache."""
+    """Attend from one residue to the visible ones of a cache of S, in the values' dtype."""
     scores = jnp.einsum("bihd,bjhd->bhij", q.astype(jnp.float32) * kernel.scale, k.astype(jnp.float32))
     scores = jnp.where(visible[:, None, None, :], scores, kernel.hidden)
     weights = kernel.weights(scores, kernel.maximum(jnp.full(scores.shape[:-1], NEVER), scores))
@@ -202,7 +202,7 @@ def _forward(
     v: Float[Array, "S N C E"],
     visible: Bool[Array, "S N C"] | _Segments | None,
 ) -> tuple[Float[Array, "S N C E"], tuple]:
-    """Return the output in float32, and what the backward pass needs."""
+    """Return the output in float32, and the arrays that the backward pass needs."""
     steps, rows, block, _ = q.shape
 
     def row(_: None, inputs: tuple) -> tuple[None, tuple[Array, Array]]:
@@ -234,9 +234,9 @@ def _forward(
 
 
 def _backward(kernel: Kernel, causal: bool, kept: tuple, d_out: Float[Array, "S N C E"]) -> tuple:
-    """Return the gradients of q, k and v: for each block of keys, over the blocks of queries that see it.
+    """Return the gradients of q, k and v; for each block of keys, iterate over the blocks of queries that attend to it.
 
-    Scores are [keys, queries] here, and d_q [D, queries]: so no product reads a large matrix transposed, which takes
+    Scores are [keys, queries] and d_q [D, queries] here, so that no product transposes a large matrix, which would take
     twice the time on CPUs.
     """
     q, k, v, visible, out, normaliser = kept
@@ -270,8 +270,8 @@ def _backward(kernel: Kernel, causal: bool, kept: tuple, d_out: Float[Array, "S 
         d_q, d_k, d_v = lax.fori_loop(j + 1 if causal else first, stop, absorb, sums)
         return d_q, (d_k.astype(k.dtype), d_v.astype(v.dtype))
 
-    nothing = jnp.zeros((steps, rows, width, block), jnp.float32)
-    d_q, (d_k, d_v) = lax.scan(column, nothing, (jnp.arange(steps), k, v))
+    zeros = jnp.zeros((steps, rows, width, block), jnp.float32)
+    d_q, (d_k, d_v) = lax.scan(column, zeros, (jnp.arange(steps), k, v))
     return (d_q * kernel.scale).transpose(0, 1, 3, 2).astype(q.dtype), d_k, d_v, None
 
 
@@ -288,5 +288,5 @@ def _float(x: Float[Array, "S N C W"], i: Array) -> Float[Array, "N C W"]:
 
 
 def _past(block: int) -> Bool[Array, "1 C C"]:
-    """Return which keys of its own block a query sees, [1, queries, keys]."""
+    """Return which keys of the same block are visible to a query, [1, queries, keys]."""
     return jnp.tril(jnp.ones((block, block), bool))[None]

@@ -1,28 +1,29 @@
-"""Random projections: rows w of feature maps exp(w.x - |x|^2 / 2), f(w.x), ... (Performer paper, section 2.4).
+"""Random projections: the rows w of feature maps exp(w.x - |x|^2 / 2), f(w.x), ... (Performer paper, section 2.4).
 
-| kind | rows | product with x | what is kept |
+| kind | rows | product with x | stored |
 |---|---|---|---|
 | gaussian | iid Gaussian | dense, O(M D) | W, [M, D] |
 | orthogonal | R-ORF: Haar within blocks of D rows | dense, O(M D) | W, [M, D] |
-| hadamard | H-ORF: H D3 H D2 H D1, H Walsh-Hadamard, D random signs | O(M log D) | 3 signs a row, and its length |
+| hadamard | H-ORF: H D3 H D2 H D1, H Walsh-Hadamard, D random signs | O(M log D) | 3 signs and a length per row |
 | givens | G-ORF: Givens rotations of random pairs at random angles | O(M log D) | pairs, angles, lengths |
 
-Each row by itself has the law of a Gaussian vector (norms "chi"), exactly for gaussian and orthogonal, nearly for the
-other two, so features stay unbiased. With norms "sqrt" each row has the norm sqrt(D) and a uniform direction: the
-regularised kernel SMREG of Theorem 1. A block holds at most D orthogonal rows; blocks are independent, the last one may
-be partial.
+Each single row has the distribution of a Gaussian vector (norms "chi"), exactly for gaussian and orthogonal, nearly for
+the other two, so features are unbiased. With norms "sqrt" each row has the norm sqrt(D) and a uniform direction, which
+gives the regularised kernel SMREG of Theorem 1. A block has at most D orthogonal rows; blocks are independent, and the
+last one may be partial.
 
-How near the structured ones are: exp(x.y) at x = y = e1, which is 2.718, has the mean 1.43 with one H D block and is
-within 4 % with three from D = 8 on. Of Givens rotations D ceil(ln D) give 8.2 at D = 16; four times as many give 2.73.
+Accuracy of the structured projections, for exp(x.y) at x = y = e1, which is 2.718. With one H D block the mean is 1.43;
+with three it is within 4 % from D = 8 on. With D ceil(ln D) Givens rotations the mean is 8.2 at D = 16; with four times
+as many it is 2.73.
 
-Hadamard matrices here have a power of two as their width P. Other D are padded with zeros, which no product x.y sees: W
-is the first D columns of a projection of width P, with norms of that width, chi(P) or sqrt(P). The first D coordinates
-of a Gaussian vector in P dimensions are one in D dimensions, so estimates stay right; dividing rows by what is left of
-their norm would not keep them right. SMREG becomes that of width P, which lies between SMREG of width D and SM. Blocks
-have P rows, and these are orthogonal in P dimensions, nearly so in D.
+Hadamard matrices here have a width P that is a power of two. Vectors of another width D are padded with zeros, which
+change no product x.y: W is the first D columns of a projection of width P, with the norms of that width, chi(P) or
+sqrt(P). The first D coordinates of a Gaussian vector in P dimensions are a Gaussian vector in D dimensions: estimates
+stay unbiased; dividing the rows by their norm over D columns would make them biased. SMREG is that of width P, which
+lies between SMREG of width D and SM. Blocks have P rows, which are orthogonal in P dimensions and nearly so in D.
 
-The dense products are the faster ones for D of 64 on hardware made for matrix products. The structured ones are what
-the paper compares, and need less memory: W is never formed.
+Dense products are faster for D = 64 on hardware for matrix products. The structured projections are those that the
+paper compares; they need less memory, since W is never formed.
 """
 
 import math
@@ -41,7 +42,7 @@ _LAYERS = 8
 
 
 class Hadamard(NamedTuple):
-    """A draw of H-ORF; P is the power of two that D is padded to.
+    """A draw of H-ORF; P is the power of two to which D is padded.
 
     Attributes:
         signs: +1 or -1, int8 [blocks, 3, P].
@@ -71,13 +72,13 @@ class Hadamard(NamedTuple):
 class Givens(NamedTuple):
     """A draw of G-ORF.
 
-    Each layer orders the coordinates at random and turns coordinate i with coordinate i + D // 2, for all i below
-    D // 2: D // 2 rotations of distinct indices at once. Where D is odd, the last one rests.
+    Each layer permutes the coordinates at random and rotates coordinate i with coordinate i + D // 2, for all i below
+    D // 2: D // 2 rotations of distinct indices at once. If D is odd, the last coordinate stays.
 
     Attributes:
         order: int32 [blocks, layers, D], permutations.
         angles: float32 [blocks, layers, D // 2].
-        lengths: norms of the rows with a random sign, float32 [M]. The sign matters at D = 1, where nothing turns.
+        lengths: norms of the rows with a random sign, float32 [M]. The sign matters at D = 1, where nothing is rotated.
     """
 
     order: Int[Array, "blocks layers D"]
@@ -101,7 +102,7 @@ class Givens(NamedTuple):
         def take(x: Array, order: Array) -> Array:
             return x.at[block, order].get(unique_indices=True, mode="promise_in_bounds")
 
-        # Coordinates are the leading axis, so that a permutation moves whole rows of memory.
+        # Coordinates are the first axis, so that a permutation moves whole rows of memory.
         start = jnp.broadcast_to(x.T[None], (blocks, dim, x.shape[0]))
         turned, _ = jax.lax.scan(rotate, start, (self.order.swapaxes(0, 1), self.angles.swapaxes(0, 1)))
         return (turned.reshape(blocks * dim, -1)[: self.lengths.shape[0]] * self.lengths[:, None]).T
@@ -127,21 +128,21 @@ class Givens(NamedTuple):
 
 
 Draw = Array | Hadamard | Givens
-"""What a `Projection` variable holds: W itself, float32 [M, D], or what W is made from."""
+"""The value of a `Projection` variable: W itself, float32 [M, D], or the factors of W."""
 
 
 def draw_projection(kind: str, key: jax.Array, num_features: int, dim: int, *, norms: str = "chi") -> Draw:
-    """Draw a projection, all of it a pure function of the key.
+    """Draw a projection, as a pure function of the key.
 
     Args:
         kind: one of `Kind`.
-        key: of the draw.
-        num_features: M, rows; any number, also below D or no multiple of it.
+        key: a JAX random key.
+        num_features: M, number of rows: any number, also below D or not a multiple of it.
         dim: D.
         norms: "chi" or "sqrt"; see the top of this file.
 
     Raises:
-        ValueError: a kind or norms that there is not.
+        ValueError: unknown kind or norms.
     """
     if kind not in _DRAWS:
         raise ValueError(f"kind is {kind!r}; expected one of {', '.join(_DRAWS)}")
@@ -149,15 +150,15 @@ def draw_projection(kind: str, key: jax.Array, num_features: int, dim: int, *, n
 
 
 def project(draw: Draw, x: Float[Array, "*rows D"]) -> Float[Array, "*rows M"]:
-    """Return x W^T, by the fast product where there is one."""
+    """Return x W^T, by the fast product if the kind has one."""
     if isinstance(draw, Hadamard | Givens):
-        found = draw.project(x.reshape(-1, x.shape[-1]))
-        return found.reshape(*x.shape[:-1], found.shape[-1])
+        products = draw.project(x.reshape(-1, x.shape[-1]))
+        return products.reshape(*x.shape[:-1], products.shape[-1])
     return x @ draw.T
 
 
 def matrix(draw: Draw, dim: int) -> Float[Array, "M D"]:
-    """Return W, dense: for references and tests."""
+    """Return W as a dense matrix, for references and tests."""
     return draw.matrix(dim) if isinstance(draw, Hadamard | Givens) else draw
 
 

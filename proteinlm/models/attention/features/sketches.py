@@ -1,13 +1,13 @@
 """Polynomial sketches: short vectors whose products estimate powers, <S(x), S(y)> ~ <x, y>^p (PolySketchFormer).
 
-Algorithm 1 is a binary tree. Below a node of degree p are two nodes of degree p / 2, and a node of degree 1 is x:
+Algorithm 1 is a binary tree. A node of degree p has two children of degree p / 2, and a node of degree 1 is x:
 
     S_p(x) = 1 / sqrt(r) [G_1 S_{p/2}(x)] * [G_2 S'_{p/2}(x)]        * entry by entry
 
-One 1 / sqrt(r) a product, so that E <S_p(x), S_p(y)> = <x, y>^p. Algorithm 2 has the same tree with a trained network f
-in place of each Gaussian G and a bound on what comes out: S_p = sqrt(r) tanh([f_1 * f_2] / sqrt(r)).
+The factor 1 / sqrt(r) per product gives E <S_p(x), S_p(y)> = <x, y>^p. Algorithm 2 has the same tree with a trained
+network f in place of each Gaussian G, and a bounded result: S_p = sqrt(r) tanh([f_1 * f_2] / sqrt(r)).
 
-Levels are numbered from the leaves: level 0 has p / 2 nodes and reads x, each next one has half as many.
+Levels are numbered from the leaves: level 0 has p / 2 nodes, whose input is x; each next level has half as many.
 """
 
 import jax
@@ -19,14 +19,14 @@ from proteinlm.models.attention.base import Projection
 from proteinlm.models.attention.features.norms import normalized
 
 EXPANSION = 8
-"""Width of a network's hidden layers over r (appendix D)."""
+"""Width of a network's hidden layers, divided by r (appendix D)."""
 
 
 class RandomSketch(nnx.Module):
     """PolySketchWithNegativity (Algorithm 1): 2 (p - 1) Gaussian matrices."""
 
     def __init__(self, *, dim: int, degree: int, size: int, key: jax.Array):
-        """Draw the matrices: a sketch of x^p, p = degree, of r = size entries, for x of width `dim`."""
+        """Draw the matrices of a sketch of x^p, p = degree, with r = size entries, for x of width `dim`."""
         self.dim, self.degree, self.size = dim, degree, size
         self.levels = nnx.List([Projection(draw) for draw in self._draw(key)])
 
@@ -40,12 +40,12 @@ class RandomSketch(nnx.Module):
         ]
 
     def redraw(self, key: jax.Array) -> None:
-        """Draw new matrices, a pure function of the key."""
+        """Draw new matrices, as a pure function of the key."""
         for level, draw in zip(self.levels, self._draw(key), strict=True):
             level[...] = draw
 
     def __call__(self, x: Float[Array, "N C D"]) -> Float[Array, "N C R"]:
-        """Return the sketch, float32 [N, C, r]; x itself where the degree is 1."""
+        """Return the sketch, float32 [N, C, r]; x itself if the degree is 1."""
         nodes = [x] * self.degree
         for level in self.levels:
             nodes = [
@@ -59,7 +59,7 @@ class LearnedSketch(nnx.Module):
     """LearnablePolySketchWithNegativity (Algorithm 2, appendix D): 2 (p - 1) networks of 8 h r + 24 r^2 weights."""
 
     def __init__(self, *, dim: int, degree: int, size: int, key: jax.Array):
-        """Draw the networks' first weights."""
+        """Draw the initial weights of the networks."""
         self.degree, self.size = degree, size
         levels = tree_levels(degree)
         keys = jax.random.split(key, max(len(levels), 1))
@@ -71,7 +71,7 @@ class LearnedSketch(nnx.Module):
         )
 
     def __call__(self, x: Float[Array, "N C D"]) -> Float[Array, "N C R"]:
-        """Return the sketch, float32 [N, C, r]; x itself where the degree is 1."""
+        """Return the sketch, float32 [N, C, r]; x itself if the degree is 1."""
         nodes, bound = [x] * self.degree, self.size**0.5
         for networks in self.levels:
             nodes = [
@@ -88,8 +88,9 @@ class SketchNetworks(nnx.Module):
         self.nodes = nodes
         wide = EXPANSION * size
         shapes = [(width, wide), (wide, size), (size, wide), (wide, size)]
-        # Twos undo what gelu takes. The last gain gives sketches of squared length sqrt(D): then unrelated residues
-        # have scores of order 1 at the start, as exact ones have, and neither far nor local ones drown the others.
+        # The factors 2 make up for the variance that gelu removes. The last gain gives sketches of squared length
+        # sqrt(D): at the start, scores of unrelated residues are of order 1, like exact scores, so that neither distant
+        # nor local residues dominate.
         gains = [1.0, 2.0, 1.0, 2.0 * (dim**0.5 / size) ** 0.5]
         self.dense = nnx.List(
             [
@@ -101,8 +102,8 @@ class SketchNetworks(nnx.Module):
         self.biases = nnx.List([nnx.Param(jnp.zeros((nodes, 2, w), jnp.float32)) for w in (width, size)])
 
     def __call__(self, x: Float[Array, "N C W"], node: int, side: int) -> Float[Array, "N C R"]:
-        """Apply the network of a node's side."""
-        # Rows in one axis: on CPUs, gradients of the weights are several times slower as sums over two axes.
+        """Apply the network of one side of a node."""
+        # All rows in one axis: on CPUs, gradients of the weights are several times slower as sums over two axes.
         shape, x = x.shape[:-1], x.reshape(-1, x.shape[-1])
         for half in range(2):
             scale, bias = (p[...][node, side] for p in (self.scales[half], self.biases[half]))
@@ -112,20 +113,20 @@ class SketchNetworks(nnx.Module):
 
 
 def tree_levels(degree: int) -> list[int]:
-    """Return the number of nodes of each level of the tree for a power of two: 4 gives [2, 1], 1 gives []."""
+    """Return the number of nodes in each level of the tree of a power of two: [2, 1] for 4, [] for 1."""
     return [degree >> level for level in range(1, degree.bit_length())]
 
 
 def self_tensor(x: Float[Array, "*rows R"]) -> Float[Array, "*rows M"]:
-    """Return r (r + 1) / 2 features whose products are <x, y>^2: x_a x_b for a <= b, times sqrt(2) off the diagonal.
+    """Return r (r + 1) / 2 features whose products are <x, y>^2: x_a x_b for a <= b, times sqrt(2) if a < b.
 
-    Pairs are taken by their distance b - a, around the end, so that each distance is one product of whole vectors.
+    Pairs are grouped by their cyclic distance b - a, so that each distance is one product of whole vectors.
     """
     size = x.shape[-1]
     twice = jnp.concatenate([x, x], axis=-1)
     parts = [x * x]
     for distance in range(1, size // 2 + 1):
-        # At half of an even size, each pair comes by twice.
+        # At half of an even size, each pair occurs twice.
         count = size // 2 if 2 * distance == size else size
         parts.append(2**0.5 * x[..., :count] * twice[..., distance : distance + count])
     return jnp.concatenate(parts, axis=-1)

@@ -1,1 +1,1 @@
-"""Linear attention for any feature map: the chunked algorithm, its state, packed rows, and sequence parallelism."""
+"""Linear attention for any feature map: the scan over chunks, its state, rows of several proteins, split rows."""

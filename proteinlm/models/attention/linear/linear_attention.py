@@ -1,38 +1,37 @@
-"""Linear attention, once for every feature map.
+"""Linear attention for any feature map.
 
-With features phi, residue i reads (Performer paper, equation 4; Appendix B.1 for the causal form)
+With features phi, the output of residue i is (Performer paper, equation 4; Appendix B.1 for the causal form)
 
     out_i = sum_j phi(q_i).phi(k_j) v_j / sum_j phi(q_i).phi(k_j)
 
-[V | 1] goes through, so that numerator and denominator are one pass. The sums over keys are a state [E + 1, M] whose
-size does not depend on L. The causal form is a scan over chunks: inside a chunk scores are explicit, everything before
-it comes from the state. Features are computed inside the scan's body, which is recomputed in the backward pass: the
-states at chunk boundaries and the sums that become the output are all that is kept, and no prefix is ever rebuilt by
-subtraction. State and sums are float32 whatever the inputs are; products have the backend's default precision for
-float32 (less than float32 on TPUs unless jax.default_matmul_precision says so).
+The values are extended to [V | 1], so that one pass gives numerator and denominator. The sums over keys are a state
+[E + 1, M], whose size does not depend on L. The causal form is a scan over chunks: inside a chunk scores are explicit;
+all earlier keys contribute through the state. Features are computed inside the body of the scan, which the backward
+pass computes again. Only the states at chunk boundaries and the sums for the output are kept, and no earlier state is
+reconstructed by subtraction. State and sums are float32 for inputs of any dtype; products have the backend's default
+precision for float32 (on TPUs less than float32, unless jax.default_matmul_precision is set).
 
-Stabilisers. A feature map may give its features divided by exp(c), with c a number per residue (`log_scale`). For
-queries c cancels. For keys the core carries M_i, the largest c_j that residue i may see, by batch row and head: the
-score of (i, j) is (phi_i.phi_j) exp(c_j - M_i), and the state is rescaled by exp(M_old - M_new) at chunk boundaries.
-All exponents are at most 0, so nothing overflows, and nothing depends on a later key or on another row of the batch. A
-map without log_scale skips all of this.
+Stabilisers. A feature map may return its features divided by exp(c), with one number c per residue (`log_scale`). For
+queries c cancels. For keys the scan carries M_i, the largest c_j of the keys that are visible to residue i, for each
+batch row and head: the score of (i, j) is (phi_i.phi_j) exp(c_j - M_i), and the state is rescaled by exp(M_old - M_new)
+at chunk boundaries. All exponents are at most 0, so nothing overflows, and nothing depends on a later key or on another
+row of the batch. Without a log_scale all of this is skipped.
 
-Denominators. `min_denominator` None is for kernels that are never negative: a denominator below 1e-18 means that there
-is nothing to attend to (or that all features underflow), and the row is 0. A number is for kernels of any sign: the
-denominator keeps its sign (0 counts as positive) and is moved to at least that distance from 0, which bounds values and
-gradients; the weights of such a row do not sum to 1. Either way a row that sees no key gives 0 with gradient 0.
-`constant` is added to the sum of scores first (PolySketchFormer's 1 + sum).
+Denominators. `min_denominator` None is for kernels that are never negative: a denominator below 1e-18 means that no key
+is visible (or that all features underflow), and the output is 0. A number is for kernels of any sign: the denominator
+keeps its sign (0 counts as positive) and is moved to at least that distance from 0, which bounds values and gradients;
+the weights of such a row do not sum to 1. In both cases a residue without visible keys gets 0, with gradient 0.
+`constant` is added to the sum of scores first (1 + sum in PolySketchFormer).
 
-Scores inside a chunk. Where phi(x).phi(y) is a function of a shorter product, kernel(l(x).l(y)), the causal form takes
-that: l is `Features.local`, the function `local_kernel` (PolySketchFormer, section 3.1: (x.y)^2 in O(C^2 r), never the
-r^2 features). With `exact_blocks` the scores inside a chunk are others than phi's (section 3.2: exact ones), so the
-chunk is part of what is computed, causal or not.
+Scores inside a chunk. If phi(x).phi(y) is a function of a shorter product, kernel(l(x).l(y)), the causal form uses it:
+l is `Features.local`, the function is `local_kernel` (PolySketchFormer, section 3.1: (x.y)^2 in O(C^2 r), without the
+r^2 features). With `exact_blocks` the scores inside a chunk differ from phi's (section 3.2: exact scores), so the
+chunks are part of the result, causal or not.
 """
 
 import abc
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,9 +47,9 @@ from proteinlm.models.attention.linear.state import (
     NEVER,
     FeatureMap,
     Features,
+    LinearOptions,
     State,
     absorb,
-    divide,
     empty_state,
     fast_chunk_size,
     local_scores,
@@ -60,43 +59,35 @@ from proteinlm.models.attention.linear.state import (
 
 
 class LinearAttention(Attention):
-    """A mechanism that is feature maps and nothing else."""
+    """Base class of mechanisms that are a feature map and nothing else."""
 
     @abc.abstractmethod
-    def _options(self) -> dict[str, Any]:
-        """Return keyword arguments of `linear_attention`: the feature maps and what else the mechanism sets."""
+    def _options(self) -> LinearOptions: ...
 
     def _attend(self, q: Array, k: Array, v: Array, causal: bool, key_mask: Array | None) -> Array:
-        return linear_attention(q, k, v, causal=causal, key_mask=key_mask, **self._options())[0]
+        return linear_attention(q, k, v, self._options(), causal=causal, key_mask=key_mask)[0]
 
     def _attend_segments(self, q: Array, k: Array, v: Array, causal: bool, segments: Array) -> Array:
-        return segmented_attention(q, k, v, segments, causal=causal, **self._options())
+        return segmented_attention(q, k, v, segments, self._options(), causal=causal)
 
     def _attend_spread(self, q: Array, k: Array, v: Array, causal: bool, key_mask: Array | None, axis: str) -> Array:
-        return linear_attention(q, k, v, causal=causal, key_mask=key_mask, axis=axis, **self._options())[0]
+        return linear_attention(q, k, v, self._options(), causal=causal, key_mask=key_mask, axis=axis)[0]
 
     def _prefill(self, q: Array, k: Array, v: Array, key_mask: Array | None, max_length: int) -> tuple[Array, State]:
-        return linear_attention(q, k, v, causal=True, key_mask=key_mask, **self._options())
+        return linear_attention(q, k, v, self._options(), causal=True, key_mask=key_mask)
 
     def _step(self, q: Array, k: Array, v: Array, state: State) -> tuple[Array, State]:
-        return linear_attention(q, k, v, causal=True, state=state, **self._options())
+        return linear_attention(q, k, v, self._options(), causal=True, state=state)
 
 
 def linear_attention(
     q: Float[Array, "B L H D"],
     k: Float[Array, "B L H D"],
     v: Float[Array, "B L H E"],
+    options: LinearOptions,
     *,
-    query_features: FeatureMap,
-    key_features: FeatureMap,
     causal: bool,
     key_mask: Bool[Array, "B L"] | None = None,
-    chunk_size: int = 0,
-    renormalize: bool = True,
-    min_denominator: float | None = None,
-    constant: float = 0.0,
-    local_kernel: Callable[[Array], Array] | None = None,
-    exact_blocks: bool = False,
     state: State | None = None,
     axis: str | None = None,
 ) -> tuple[Float[Array, "B L H E"], State]:
@@ -104,99 +95,88 @@ def linear_attention(
 
     Args:
         q: queries, k: keys, v: values; any float dtype.
-        query_features: and `key_features`: called on chunks [B * H, C, D] in float32.
+        options: features, chunk size and denominators.
         causal: residue i sees the given state and residues 0 to i; otherwise the state and all residues.
-        key_mask: False for keys that nobody sees.
-        chunk_size: C; L need not be a multiple, and C may exceed L. 0 takes the size that is fast on this backend.
-        renormalize: divide by the sum of scores (D^-1 in the paper); otherwise the sum itself is returned.
-        min_denominator: and `constant`, `local_kernel`, `exact_blocks`: see the top of this file. The local kernel of 0
-            is 0, and its feature map has no log scale.
-        state: what earlier keys left (from `empty_state` or an earlier call); None is nothing.
-        axis: of the mesh whose devices hold the rows' residues (linear_spread.py), in place of a given state. With
+        key_mask: False for keys that are not visible.
+        state: the state after earlier keys (from `empty_state` or an earlier call); None: there are none.
+        axis: mesh axis whose devices hold the rows' residues (sequence_parallel.py), in place of a given state. With
             exact blocks a device holds a whole number of chunks.
 
     Returns:
         (output in the values' dtype, state after these keys).
     """
     batch, length, heads, width = v.shape
-    chunk = min(chunk_size or fast_chunk_size(causal), length)
-    nothing = empty_state(key_features, batch * heads, q.shape[-1], width)
-    state, after = nothing if state is None else state, nothing
-    if axis is not None and (causal or exact_blocks):
-        own = absorbed(k, v, key_features=key_features, key_mask=key_mask, chunk_size=fast_chunk_size(False))
-        state = state_before(own, axis)
-        after = nothing if causal else state_before(own, axis, after=True)
+    chunk = min(options.chunk_size or fast_chunk_size(causal), length)
+    empty = empty_state(options.features, batch * heads, q.shape[-1], width)
+    state, after = empty if state is None else state, empty
+    if axis is not None and (causal or options.exact_blocks):
+        of_device = absorbed(k, v, options.features, key_mask=key_mask, chunk_size=fast_chunk_size(False))
+        state = state_before(of_device, axis)
+        after = empty if causal else state_before(of_device, axis, after=True)
     queries, keys, values = (split(x, chunk) for x in (q, k, v))
     visible = split_mask(key_mask, batch, length, heads, chunk)
 
-    def read(sums: Array, query_scale: Array | None, key_scale: Array | None) -> Array:
-        """Turn sums over [v | 1] into the output; the scales matter only where nothing divides them out."""
-        if renormalize:
-            return divide(sums[..., :-1], sums[..., -1] + constant, min_denominator).astype(v.dtype)
-        if query_scale is None or key_scale is None:
-            return sums[..., :-1].astype(v.dtype)
-        # Together: a large one of a query may meet the log 0 of nothing seen.
-        return (sums[..., :-1] * jnp.exp(query_scale + key_scale)[..., None]).astype(v.dtype)
+    features, local_kernel, dtype = options.features_of, options.local_kernel, v.dtype
 
     def causal_step(state: State, inputs: tuple) -> tuple[State, Array]:
         q, k, v, visible = inputs
-        phi_q = query_features(q.astype(jnp.float32))
-        phi_k = visible_features(key_features(k.astype(jnp.float32)), visible)
+        phi_q = features(q)
+        phi_k = visible_features(features(k), visible)
         v_one = with_ones(v)
         sums, running = _causal_chunk(state, phi_q, phi_k, v_one, local_kernel)
         sums = checkpoint_name(sums, "sums")
-        return absorb(state, phi_k, v_one), read(sums, phi_q.log_scale, running)
+        return absorb(state, phi_k, v_one), options.output(sums, phi_q.log_scale, running, dtype)
 
     def read_step(state: State, q: Array) -> tuple[State, Array]:
-        phi_q = query_features(q.astype(jnp.float32))
+        phi_q = features(q)
         scale = None if state.maximum is None else state.maximum[:, None]
         sums = checkpoint_name(read_state(state, phi_q.values), "sums")
-        return state, read(sums, phi_q.log_scale, scale)
+        return state, options.output(sums, phi_q.log_scale, scale, dtype)
 
     def block_step(state: State, inputs: tuple) -> tuple[State, Array]:
-        """Sums over the chunk itself, in both directions, and over what the scan has passed."""
+        """Return sums over the chunk itself, in both directions, and over the chunks before it."""
         q, k, v, visible = inputs
-        phi_q, phi_k = query_features(q.astype(jnp.float32)), key_features(k.astype(jnp.float32))
+        phi_q, phi_k = features(q), features(k)
         phi_k, v_one = visible_features(phi_k, visible), with_ones(v)
         sums = jnp.einsum("nij,nje->nie", local_scores(phi_q, phi_k, local_kernel), v_one)
         return absorb(state, phi_k, v_one), sums + read_state(state, phi_q.values)
 
     def beyond_step(state: State, inputs: tuple) -> tuple[State, Array]:
         q, k, v, visible, sums = inputs
-        sums = sums + read_state(state, query_features(q.astype(jnp.float32)).values)
-        phi_k = visible_features(key_features(k.astype(jnp.float32)), visible)
-        return absorb(state, phi_k, with_ones(v)), read(sums, None, None)
+        sums = sums + read_state(state, features(q).values)
+        phi_k = visible_features(features(k), visible)
+        return absorb(state, phi_k, with_ones(v)), options.output(sums, None, None, dtype)
 
-    # Of a chunk its sums alone are kept, as large as the output: the products that make them are not done again.
-    remade = partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("sums"))
+    # For each chunk only its sums are kept, which are as large as the output, so their products are not computed again.
+    recomputed = partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("sums"))
     if causal:
-        state, out = jax.lax.scan(remade(causal_step), state, (queries, keys, values, visible))
-    elif exact_blocks:
-        # Other chunks are those before and those after, each summed by a scan: nothing is subtracted.
+        state, out = jax.lax.scan(recomputed(causal_step), state, (queries, keys, values, visible))
+    elif options.exact_blocks:
+        # One scan sums the chunks before, one the chunks after: nothing is subtracted.
         state, sums = jax.lax.scan(jax.checkpoint(block_step), state, (queries, keys, values, visible))
         inputs = (queries, keys, values, visible, sums)
         _, out = jax.lax.scan(jax.checkpoint(beyond_step), after, inputs, reverse=True)
     else:
-        state = _absorb_all(state, key_features, keys, values, visible)
+        state = _absorb_all(state, options.features, keys, values, visible)
         state = state if axis is None else state_of_all(state, axis)
-        _, out = jax.lax.scan(remade(read_step), state, queries)
+        _, out = jax.lax.scan(recomputed(read_step), state, queries)
     return join(out, batch, length, heads), state
 
 
 def absorbed(
     k: Float[Array, "B L H D"],
     v: Float[Array, "B L H E"],
+    features: FeatureMap,
     *,
-    key_features: FeatureMap,
     key_mask: Bool[Array, "B L"] | None,
     chunk_size: int,
 ) -> State:
     """Return the state after these keys alone; arguments as those of `linear_attention`."""
     batch, length, heads, width = v.shape
     chunk = min(chunk_size, length)
-    nothing = empty_state(key_features, batch * heads, k.shape[-1], width)
+    empty = empty_state(features, batch * heads, k.shape[-1], width)
     visible = split_mask(key_mask, batch, length, heads, chunk)
-    return _absorb_all(nothing, key_features, split(k, chunk), split(v, chunk), visible)
+    return _absorb_all(empty, features, split(k, chunk), split(v, chunk), visible)
 
 
 def _causal_chunk(
@@ -213,10 +193,10 @@ def _causal_chunk(
     from_state = read_state(state, phi_q.values)
     if phi_k.log_scale is None or state.maximum is None:
         return jnp.einsum("nij,nje->nie", jnp.where(past, scores, 0.0), v_one) + from_state, None
-    # M_i only moves a factor between sums and exponents, so no gradient goes through it.
+    # M_i is a factor that cancels, so its gradient is 0.
     running = jax.lax.cummax(stop_gradient(phi_k.log_scale), axis=1)
     running = jnp.maximum(running, stop_gradient(state.maximum)[:, None])
-    # Later keys may lie above M_i: they are taken out before exp sees them.
+    # The log scale of a later key may exceed M_i: later keys are masked before exp, which would overflow.
     decay = jnp.exp(jnp.where(past, phi_k.log_scale[:, None, :] - running[:, :, None], NEVER))
     from_state = from_state * jnp.exp(state.maximum[:, None] - running)[..., None]
     return jnp.einsum("nij,nje->nie", scores * decay, v_one) + from_state, running
@@ -224,15 +204,15 @@ def _causal_chunk(
 
 def _absorb_all(
     state: State,
-    key_features: FeatureMap,
+    features: FeatureMap,
     keys: Float[Array, "S N C D"],
     values: Float[Array, "S N C E"],
     visible: Bool[Array, "S N C"] | None,
 ) -> State:
-    """Add chunk after chunk."""
+    """Add the chunks to the state, one after another."""
 
     def step(state: State, inputs: tuple) -> tuple[State, None]:
         k, v, visible = inputs
-        return absorb(state, visible_features(key_features(k.astype(jnp.float32)), visible), with_ones(v)), None
+        return absorb(state, visible_features(features(k.astype(jnp.float32)), visible), with_ones(v)), None
 
     return jax.lax.scan(jax.checkpoint(step), state, (keys, values, visible))[0]

@@ -1,20 +1,21 @@
-"""Linear attention inside segments: several proteins in one row, none of which sees another.
+"""Linear attention in rows of several proteins (segments) that do not attend to each other.
 
-The scan of linear.py with two changes. Inside a chunk a pair counts if both residues are of one segment. And the state
-is of one segment, that of the last residue that the scan has passed: residues of another do not read it, and where a
-chunk ends in another one it starts anew. So a causal row costs what it costs without segments, however many there are.
-Bidirectional attention has no sum over all keys to read; it takes two scans, as exact blocks do: one adds what comes
-before a chunk, one what comes after. Memory is linear in L and does not know the number of segments either.
+The algorithm is the scan of linear_attention.py with two changes. Inside a chunk, a pair counts only if both residues
+belong to the same segment. The state belongs to one segment, that of the last residue before the chunk: residues of
+other segments do not use it, and if the chunk ends in another segment, the state is reset. So a causal row has the cost
+of a row without segments, for any number of segments. Bidirectional attention has no sum over all keys here; it takes
+two scans, as exact blocks do: one adds the keys before a chunk, one the keys after it. Memory is linear in L and does
+not depend on the number of segments either.
 
-What is not seen is left out by choice (where), not subtracted and not multiplied by 0: whatever neighbours hold, a
-residue reads the same bits.
+Invisible keys are left out by `where`; they are not subtracted or multiplied by 0. So the output of a residue has the
+same bits whatever its neighbours are.
 
-Local blocks (PolySketchFormer, section 3.2) are counted from a segment's first residue, so one of them may lie across
-the border of two chunks. With `block_scores` a chunk's pairs reach as many chunks further as a block is long, and
-states end, and start, so many chunks away. Chunks are half a block then: a query meets keys of one and a half blocks.
+Local blocks (PolySketchFormer, section 3.2) are counted from the first residue of a segment, so a block may cross the
+border of two chunks. With `block_scores` the explicit pairs of a chunk therefore extend over as many neighbouring
+chunks as a block is long (`reach`), and the state covers the chunks beyond. Chunks have half the length of a block: a
+query is paired with the keys of one and a half blocks.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -27,11 +28,10 @@ from jaxtyping import Array, Bool, Float, Int
 from proteinlm.models.attention.blocks import join, split, with_ones
 from proteinlm.models.attention.linear.state import (
     NEVER,
-    FeatureMap,
     Features,
+    LinearOptions,
     State,
     absorb,
-    divide,
     empty_state,
     fast_chunk_size,
     local_scores,
@@ -42,26 +42,26 @@ from proteinlm.models.positions import positions_in
 
 
 class _Passed(NamedTuple):
-    """What a scan carries: the state of the segment that it is in, and which one that is, int32 [N]."""
+    """Carry of the scan: the state of the current segment, and the number of that segment, int32 [N]."""
 
     state: State
     segment: Int[Array, "N"]
 
 
 class _Keys(NamedTuple):
-    """Keys of a chunk, or of neighbouring ones side by side; [S, N, C, .] before the scan takes one of S.
+    """Keys of a chunk, or of neighbouring chunks side by side; [S, N, C, .] before the scan takes one of S.
 
     Attributes:
         k: [N, C, D].
         v: [N, C, E].
         segment: int32 [N, C], 0 at padding.
-        place: int32 [N, C], in the segment.
+        position: int32 [N, C], in the segment.
     """
 
     k: Array
     v: Array
     segment: Array
-    place: Array
+    position: Array
 
 
 def segmented_attention(
@@ -69,29 +69,21 @@ def segmented_attention(
     k: Float[Array, "B L H D"],
     v: Float[Array, "B L H E"],
     segments: Int[Array, "B L"],
+    options: LinearOptions,
     *,
-    query_features: FeatureMap,
-    key_features: FeatureMap,
     causal: bool,
-    chunk_size: int = 0,
-    renormalize: bool = True,
-    min_denominator: float | None = None,
-    constant: float = 0.0,
-    local_kernel: Callable[[Array], Array] | None = None,
-    exact_blocks: bool = False,
-    block_scores: Callable[[Features, Features, Array], Array] | None = None,
 ) -> Float[Array, "B L H E"]:
-    """Attend inside segments, as `linear_attention` would if each had a row for itself, in the values' dtype.
+    """Attend inside segments, as `linear_attention` does if each is alone in a row; the result has the values' dtype.
 
     Args:
         q: queries, k: keys, v: values; any float dtype, all finite.
         segments: see `Attention.__call__`.
-        query_features: and the other options: as for `linear_attention`.
-        exact_blocks: must come with block_scores, and then scores of pairs in one block of chunk_size are others.
-        block_scores: (features of queries, features of keys, bool [N, C, K]: they lie in one block) -> scores.
+        options: as for `linear_attention`. Exact blocks need `block_scores`.
+        causal: residue i sees the residues of its segment up to itself; otherwise all of its segment.
     """
-    if exact_blocks and block_scores is None:
-        raise ValueError("exact_blocks in segments need block_scores, which say what a pair in two blocks scores")
+    chunk_size, block_scores = options.chunk_size, options.block_scores
+    if options.exact_blocks and block_scores is None:
+        raise ValueError("exact_blocks in segments need block_scores, the scores of pairs in one block and in two")
     batch, length, heads, width = v.shape
     if block_scores is None:
         chunk, reach = min(chunk_size or fast_chunk_size(causal=True), length), 0
@@ -101,58 +93,53 @@ def segmented_attention(
     queries, keys = split(q, chunk), _split_keys(k, v, segments, chunk)
     near = _side_by_side(keys, range(-reach, 1 if causal else reach + 1))
     rows = jnp.arange(chunk)
-    # The column of a key that comes as late as the query: the past is up to it.
+    # A key is in the past if its column is at most that of the query.
     past = jnp.arange(near.k.shape[2])[None, None, :] - reach * chunk <= rows[None, :, None]
 
-    def features_of(keys: _Keys) -> Features:
-        return key_features(keys.k.astype(jnp.float32))
-
-    def add_near(phi_q: Features, own: tuple[Array, Array], keys: _Keys, phi_k: Features) -> tuple[Array, Array | None]:
-        segment, place = own
+    def add_near(
+        phi_q: Features, of_queries: tuple[Array, Array], keys: _Keys, phi_k: Features
+    ) -> tuple[Array, Array | None]:
+        segment, position = of_queries
         pairs = (segment[:, :, None] == keys.segment[:, None, :]) & (keys.segment > 0)[:, None, :]
         pairs = pairs & past if causal else pairs
         if block_scores is None:
-            scores = local_scores(phi_q, phi_k, local_kernel)
+            scores = local_scores(phi_q, phi_k, options.local_kernel)
         else:
-            same = place[:, :, None] // chunk_size == keys.place[:, None, :] // chunk_size
+            same = position[:, :, None] // chunk_size == keys.position[:, None, :] // chunk_size
             scores = block_scores(phi_q, phi_k, same)
         return _pair_sums(scores, pairs, phi_k.log_scale, with_ones(keys.v))
 
-    def read(sums: Array, query_scale: Array | None, running: Array | None) -> Array:
-        if renormalize:
-            return divide(sums[..., :-1], sums[..., -1] + constant, min_denominator).astype(v.dtype)
-        if query_scale is None or running is None:
-            return sums[..., :-1].astype(v.dtype)
-        return (sums[..., :-1] * jnp.exp(query_scale + running)[..., None]).astype(v.dtype)
-
     def onward(passed: _Passed, inputs: tuple) -> tuple[_Passed, Array | tuple]:
-        q, own, near, leaving = inputs
-        phi_q, phi_k = query_features(q.astype(jnp.float32)), features_of(near)
-        sums, running = _add_state(passed, phi_q.values, own[0], *add_near(phi_q, own, near, phi_k))
-        passed = _pass(passed, *((near, phi_k) if leaving is None else (leaving, features_of(leaving))), edge=-1)
+        q, of_queries, near, leaving = inputs
+        phi_q, phi_k = options.features_of(q), options.features_of(near.k)
+        sums, running = _add_state(passed, phi_q.values, of_queries[0], *add_near(phi_q, of_queries, near, phi_k))
+        if leaving is not None:
+            near, phi_k = leaving, options.features_of(leaving.k)
+        passed = _pass(passed, near, phi_k, edge=-1)
         if not causal:
             return passed, (sums, running)
-        return passed, read(checkpoint_name(sums, "sums"), phi_q.log_scale, running)
+        return passed, options.output(checkpoint_name(sums, "sums"), phi_q.log_scale, running, v.dtype)
 
     def back(passed: _Passed, inputs: tuple) -> tuple[_Passed, Array]:
-        q, own, leaving, (sums, running) = inputs
-        phi_q = query_features(q.astype(jnp.float32))
-        sums, running = _add_state(passed, phi_q.values, own[0], sums, running)
-        return _pass(passed, leaving, features_of(leaving), edge=0), read(sums, phi_q.log_scale, running)
+        q, of_queries, leaving, (sums, running) = inputs
+        phi_q = options.features_of(q)
+        sums, running = _add_state(passed, phi_q.values, of_queries[0], sums, running)
+        passed = _pass(passed, leaving, options.features_of(leaving.k), edge=0)
+        return passed, options.output(sums, phi_q.log_scale, running, v.dtype)
 
-    nothing = _Passed(
-        empty_state(key_features, batch * heads, k.shape[-1], width), jnp.zeros((batch * heads,), jnp.int32)
+    empty = _Passed(
+        empty_state(options.features, batch * heads, k.shape[-1], width), jnp.zeros((batch * heads,), jnp.int32)
     )
-    own = keys.segment, keys.place
-    inputs = queries, own, near, _side_by_side(keys, [-reach]) if reach else None
-    # As in linear.py: of a chunk its sums alone are kept.
-    remade = partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("sums"))
+    of_queries = keys.segment, keys.position
+    inputs = queries, of_queries, near, _side_by_side(keys, [-reach]) if reach else None
+    # As in linear_attention.py: for each chunk only its sums are kept.
+    recomputed = partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("sums"))
     if causal:
-        _, out = jax.lax.scan(remade(onward), nothing, inputs)
+        _, out = jax.lax.scan(recomputed(onward), empty, inputs)
     else:
-        _, found = jax.lax.scan(jax.checkpoint(onward), nothing, inputs)
-        inputs = queries, own, _side_by_side(keys, [reach]), found
-        _, out = jax.lax.scan(jax.checkpoint(back), nothing, inputs, reverse=True)
+        _, sums_before = jax.lax.scan(jax.checkpoint(onward), empty, inputs)
+        inputs = queries, of_queries, _side_by_side(keys, [reach]), sums_before
+        _, out = jax.lax.scan(jax.checkpoint(back), empty, inputs, reverse=True)
     return join(out, batch, length, heads)
 
 
@@ -165,7 +152,7 @@ def _split_keys(k: Array, v: Array, segments: Int[Array, "B L"], chunk: int) -> 
 
 
 def _side_by_side(keys: _Keys, offsets: range | list[int]) -> _Keys:
-    """Return for each chunk the keys of those at these offsets from it, one after another; zeros past the ends."""
+    """Return for each chunk the keys of the chunks at these offsets from it, concatenated; zeros past the ends."""
 
     def moved(x: Array, offset: int) -> Array:
         if not offset:
@@ -197,22 +184,22 @@ def _add_state(
     sums: Float[Array, "N C F"],
     running: Float[Array, "N C"] | None,
 ) -> tuple[Float[Array, "N C F"], Float[Array, "N C"] | None]:
-    """Add what the state holds, for the residues of its segment; sums are divided by exp(running)."""
+    """Add the sums of the state for the residues of its segment; sums are divided by exp(running)."""
     reads = segment == passed.segment[:, None]
-    found = read_state(passed.state, phi_q)
+    of_keys = read_state(passed.state, phi_q)
     if running is None or passed.state.maximum is None:
-        return sums + jnp.where(reads[..., None], found, 0.0), None
+        return sums + jnp.where(reads[..., None], of_keys, 0.0), None
     of_state = jnp.where(reads, passed.state.maximum[:, None], NEVER)
     largest = jnp.maximum(running, of_state)
-    found = jnp.where(reads[..., None], found * jnp.exp(of_state - largest)[..., None], 0.0)
-    return sums * jnp.exp(running - largest)[..., None] + found, largest
+    of_keys = jnp.where(reads[..., None], of_keys * jnp.exp(of_state - largest)[..., None], 0.0)
+    return sums * jnp.exp(running - largest)[..., None] + of_keys, largest
 
 
 def _pass(passed: _Passed, keys: _Keys, phi_k: Features, edge: int) -> _Passed:
-    """Return the state beyond a chunk: of the segment at its edge, of which it may hold earlier residues."""
+    """Return the state after a chunk, of the segment at its edge; that segment may have begun in an earlier chunk."""
     segment = keys.segment[:, edge]
-    goes_on = segment == passed.segment
-    sums = jnp.where(goes_on[:, None, None], passed.state.sums, 0.0)
-    maximum = None if passed.state.maximum is None else jnp.where(goes_on, passed.state.maximum, NEVER)
+    continues = segment == passed.segment
+    sums = jnp.where(continues[:, None, None], passed.state.sums, 0.0)
+    maximum = None if passed.state.maximum is None else jnp.where(continues, passed.state.maximum, NEVER)
     inside = (keys.segment == segment[:, None]) & (keys.segment > 0)
     return _Passed(absorb(State(sums, maximum), visible_features(phi_k, inside), with_ones(keys.v)), segment)

@@ -1,5 +1,7 @@
 """The linear core: state, stabiliser, denominators, memory."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proteinlm.models.attention.linear.linear_attention import linear_attention
-from proteinlm.models.attention.linear.state import Features, State, divide, empty_state
+from proteinlm.models.attention.linear.state import Features, LinearOptions, State, divide, empty_state
 
 B, H, D, E = 2, 2, 4, 3
 
@@ -54,8 +56,8 @@ def test_any_length_and_chunk_equals_pairs_by_hand(length, chunk, causal, with_s
     q, k, v = inputs(length)
     mask = jnp.arange(length)[None] >= jnp.array([0, first])[:, None]
     feature_map = scaled if with_scale else plain
-    options = {"query_features": plain, "key_features": feature_map, "causal": causal, "chunk_size": chunk}
-    out = jax.jit(lambda q, k, v: linear_attention(q, k, v, key_mask=mask, **options)[0])(q, k, v)
+    options = LinearOptions(feature_map, chunk_size=chunk)
+    out = jax.jit(lambda q, k, v: linear_attention(q, k, v, options, causal=causal, key_mask=mask)[0])(q, k, v)
     np.testing.assert_allclose(out, by_hand(q, k, v, causal, mask, with_scale), atol=2e-5)
 
 
@@ -64,18 +66,18 @@ def test_any_length_and_chunk_equals_pairs_by_hand(length, chunk, causal, with_s
 def test_a_given_state_continues_the_sequence(feature_map, causal):
     """Prefill then the rest, one token at a time or all at once, equals the whole; gradients through the state too."""
     q, k, v = inputs(9)
-    options = {"query_features": feature_map, "key_features": feature_map, "causal": causal, "chunk_size": 4}
+    attend = partial(linear_attention, options=LinearOptions(feature_map, chunk_size=4), causal=causal)
 
     def whole(q, k, v):
-        return linear_attention(q, k, v, **options)[0][:, 5:]
+        return attend(q, k, v)[0][:, 5:]
 
     def in_parts(q, k, v):
-        _, state = linear_attention(q[:, :5], k[:, :5], v[:, :5], **options)
-        return linear_attention(q[:, 5:], k[:, 5:], v[:, 5:], state=state, **options)[0]
+        _, state = attend(q[:, :5], k[:, :5], v[:, :5])
+        return attend(q[:, 5:], k[:, 5:], v[:, 5:], state=state)[0]
 
-    def output_and_gradients(attend):
+    def output_and_gradients(function):
         def loss(*x):
-            out = attend(*x)
+            out = function(*x)
             return (out**2).sum(), out
 
         (_, out), gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))(q, k, v)
@@ -88,7 +90,7 @@ def test_a_given_state_continues_the_sequence(feature_map, causal):
     if causal:
         state = empty_state(feature_map, B * H, D, E)
         shapes = jax.tree.map(jnp.shape, state)
-        take = jax.jit(lambda q, k, v, state: linear_attention(q, k, v, state=state, **options))
+        take = jax.jit(lambda q, k, v, state: attend(q, k, v, state=state))
         for i in range(9):
             step, state = take(*(x[:, i : i + 1] for x in (q, k, v)), state)
             if i >= 5:
@@ -103,11 +105,9 @@ def test_scales_are_put_back_without_normalisation(causal):
     mild = lambda x: Features(jax.nn.relu(x) + 0.1, x[..., 0])  # noqa: E731
     folded = lambda x: Features((jax.nn.relu(x) + 0.1) * jnp.exp(x[..., :1]))  # noqa: E731
     out = [
-        linear_attention(
-            q, k, v, query_features=f, key_features=f, causal=causal, chunk_size=3, renormalize=False
-        )[0]
+        linear_attention(q, k, v, LinearOptions(f, chunk_size=3, renormalize=False), causal=causal)[0]
         for f in (mild, folded)
-    ]  # fmt: skip
+    ]
     np.testing.assert_allclose(out[0], out[1], rtol=1e-5, atol=1e-5)
 
 
@@ -116,9 +116,8 @@ def test_bfloat16_sums_do_not_stop_at_256(causal):
     length = 1000
     ones = jnp.ones((1, length, 1, 1), jnp.bfloat16)
     same = lambda x: Features(x)  # noqa: E731
-    out, _ = linear_attention(
-        ones, ones, ones, query_features=same, key_features=same, causal=causal, renormalize=False, chunk_size=64
-    )  # fmt: skip
+    options = LinearOptions(same, renormalize=False, chunk_size=64)
+    out, _ = linear_attention(ones, ones, ones, options, causal=causal)
     expected = np.arange(1, length + 1) if causal else np.full(length, length)
     np.testing.assert_array_equal(out[0, :, 0, 0], jnp.asarray(expected, jnp.bfloat16))
 
@@ -140,7 +139,7 @@ def test_denominators_keep_their_sign_and_their_distance_from_zero():
 
 def test_state_is_float32_sums_over_values_and_ones():
     q, k, v = inputs(5)
-    _, state = linear_attention(q, k, v, query_features=plain, key_features=plain, causal=True, chunk_size=2)
+    _, state = linear_attention(q, k, v, LinearOptions(plain, chunk_size=2), causal=True)
     assert isinstance(state, State)
     assert state.maximum is None
     phi = np.maximum(k, 0) + 0.1
@@ -163,8 +162,8 @@ def test_memory_doubles_when_the_length_doubles(with_scale, causal):
         shape = jax.ShapeDtypeStruct((1, length, heads, dim), jnp.float32)
 
         def loss(q, k, v):
-            options = {"query_features": features, "key_features": features, "causal": causal}
-            return (linear_attention(q, k, v, chunk_size=64, **options)[0] ** 2).sum()
+            options = LinearOptions(features, chunk_size=64)
+            return (linear_attention(q, k, v, options, causal=causal)[0] ** 2).sum()
 
         compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(shape, shape, shape).compile()
         return compiled.memory_analysis().temp_size_in_bytes

@@ -147,4 +147,4 @@ def test_what_cannot_be_packed_says_why():
         attention(q, k, v, causal=True, segments=segments, key_mask=segments > 0)
     options = build("polysketch")._options()
     with pytest.raises(ValueError, match="need block_scores"):
-        segmented_attention(q, k, v, segments, causal=True, **options)
+        segmented_attention(q, k, v, segments, options, causal=True)
