@@ -164,10 +164,13 @@ def test_a_process_that_waits_says_for_whom_and_a_failure_is_a_sentence(monkeypa
 
     monkeypatch.setattr(processes, "_SILENT_SECONDS", 0.05)
     monkeypatch.setattr(processes.jax.distributed, "initialize", initialize)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
     for index, others in enumerate(("the other processes", "process 0")):
         with pytest.raises(InputError, match=r"did not connect: UNKNOWN: Failed to start RPC server\. Give each"):
-            processes.join("localhost:1234", 2, index)
-        assert capsys.readouterr().err == f"waiting for {others} at localhost:1234, 300 s at most\n"
+            processes.join(f"localhost:{port}", 2, index)
+        assert capsys.readouterr().err == f"waiting for {others} at localhost:{port}, 300 s at most\n"
     with socket.socket() as busy:
         busy.bind(("localhost", 0))
         busy.listen()
