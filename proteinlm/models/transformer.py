@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Float32, Integer
 
-from proteinlm.errors import InputError
+from proteinlm.errors import InputError, check_range
 from proteinlm.models.attention import Attention, FavorConfig, MechanismConfig
 from proteinlm.models.decoding import DecodingState
 from proteinlm.models.layout import WHOLE, Layout
@@ -76,14 +76,12 @@ class ModelConfig:
 
     def __post_init__(self):
         for name in ("vocab_size", "num_layers", "num_heads", "embed_dim", "mlp_dim", "max_length"):
-            if getattr(self, name) < 1:
-                raise InputError(f"model.{name} is {getattr(self, name)}; it must be at least 1.")
+            check_range(f"model.{name}", getattr(self, name), at_least=1)
         if self.embed_dim % self.num_heads:
             raise InputError(
                 f"model.num_heads is {self.num_heads}, which does not divide model.embed_dim, {self.embed_dim}."
             )
-        if not 0 <= self.dropout < 1:
-            raise InputError(f"model.dropout is {self.dropout}; it must be at least 0 and below 1.")
+        check_range("model.dropout", self.dropout, at_least=0, below=1)
         for name in ("dtype", "remat", "positions", "feed_forward", "norm"):
             options = get_args(get_type_hints(ModelConfig)[name])
             if getattr(self, name) not in options:
