@@ -5,6 +5,8 @@ import signal
 import tempfile
 from pathlib import Path
 
+from compiled_programs import cache_variables, write_whole
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 # Nearly all of the time goes into compiling small programs; what is tested is their result, not their speed. The newer
@@ -13,6 +15,8 @@ os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false",
 )
+
+os.environ.update(cache_variables(Path(__file__).parents[1]))
 
 # A shell that starts tests in the background lets them ignore Ctrl-C, and their children inherit that; what a program
 # does on Ctrl-C is tested all the same.
@@ -24,6 +28,7 @@ import jaxtyping
 import pytest
 
 jaxtyping.install_import_hook(["proteinlm.models", "proteinlm.inference", "proteinlm.analysis"], "beartype.beartype")
+write_whole()
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 SHARED = Path(__file__).parents[2] / "shared"
