@@ -2,7 +2,6 @@
 
 import os
 import signal
-import tempfile
 from pathlib import Path
 
 from compiled_programs import cache_variables, write_whole
@@ -26,6 +25,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 import jax
 import jaxtyping
 import pytest
+from sample import sample_records
 
 jaxtyping.install_import_hook(["proteinlm.models", "proteinlm.inference", "proteinlm.analysis"], "beartype.beartype")
 write_whole()
@@ -41,23 +41,6 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs the shared data folder, absent here: {folder}")
     return folder
-
-
-def sample_records():
-    """The packaged proteins as (accession, sequence, families) in file order."""
-    from proteinlm.data.families.table_join import join_tables
-    from proteinlm.data.families.table_lookup import FamilyTables
-    from proteinlm.data.sources.uniprot import read_records
-
-    sample = Path(__file__).parents[1] / "proteinlm" / "data" / "sample"
-    records = list(read_records(sample / "proteins.fasta.gz"))
-    with tempfile.TemporaryDirectory() as folder:
-        join_tables([sample / "pfam.tsv.gz"], Path(folder) / "families")
-        families = FamilyTables(Path(folder) / "families").add(records).families
-    return [
-        (record.accession, record.sequence.decode(), text.decode())
-        for record, text in zip(records, families, strict=True)
-    ]
 
 
 def write_ingested(folder: Path, records, **splits) -> Path:

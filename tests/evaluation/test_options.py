@@ -4,7 +4,8 @@ import sys
 import pytest
 import tyro
 
-from proteinlm.cli.main import Evaluate, main
+from proteinlm.cli.evaluate import Evaluate
+from proteinlm.cli.main import main
 
 
 @pytest.mark.parametrize(

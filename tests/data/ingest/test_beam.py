@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 from backports import zstd
-from conftest import sample_records
 from profiles import profile, written
 from rich.console import Console
+from sample import sample_records
 
 from proteinlm.data.dataset.dataset import MANIFEST, PROVENANCE, REJECTS, ProteinDataset
 from proteinlm.data.ingest import steps as stages
