@@ -53,7 +53,7 @@ def refuse_output(output: Path) -> None:
 
 
 @contextlib.contextmanager
-def workplace(output: Path, keep: Callable[[BaseException], bool]) -> Iterator[None]:
+def output_folder(output: Path, keep: Callable[[BaseException], bool]) -> Iterator[None]:
     """Hold `partial_folder(output)`, with what an ingest that was killed has left there.
 
     The folder DATASET in it takes the name of `output` at the end; the rest is removed then, and everything after an

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from proteinlm.data.batches.plans import Batch, Isolated, Plan, Proteins, Singles, Windows
-from proteinlm.errors import InputError
+from proteinlm.errors import InputError, check_range
 
 __all__ = ["Batch", "BatchesConfig", "Proteins", "TrainBatches", "batch_arrays", "batch_shapes", "evaluation_batches"]
 
@@ -51,8 +51,7 @@ class BatchesConfig:
         if self.form not in get_args(Form):
             raise InputError(f"batches.form is {self.form!r}; it must be 'single', 'concat' or 'isolated'.")
         for name, least in (("length", 2), ("batch_size", 1), ("seed", 0), ("num_threads", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"batches.{name} is {getattr(self, name)}; it must be at least {least}.")
+            check_range(f"batches.{name}", getattr(self, name), at_least=least)
         if self.form != "single" and self.padded_lengths != (self.length,):
             raise InputError(
                 f"batches.buckets is {self.buckets}, but rows of form {self.form!r} are all batches.length "

@@ -7,7 +7,9 @@ from typing import Literal
 
 from proteinlm.data.sources.files import BLOCK_BYTES
 from proteinlm.data.splits.rules import SplitsConfig
-from proteinlm.errors import InputError
+from proteinlm.errors import InputError, check_range
+
+_MAX_BUCKETS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,14 @@ class IngestConfig:
         if self.beam_args and self.engine != "beam":
             raise InputError("--beam-args needs --engine beam.")
         for name, least in (("shards", 0), ("workers", 0), ("block_bytes", 1), ("bucket_bytes", 1)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
+            check_range(name, getattr(self, name), at_least=least)
+
+    def num_buckets(self, text_bytes: int) -> int:
+        """Return the number of buckets, a power of two, for `text_bytes` bytes of uncompressed sources."""
+        buckets = max(1, -(-text_bytes // self.bucket_bytes))
+        return min(1 << (buckets - 1).bit_length(), _MAX_BUCKETS)
 
     @property
     def num_workers(self) -> int:
-        """Processes to start."""
+        """Number of processes to start."""
         return self.workers or len(os.sched_getaffinity(0))

@@ -18,7 +18,7 @@ from proteinlm.cli.main import main
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.families.ids import PAPER_HELD_OUT_FAMILIES
 from proteinlm.data.ingest import progress as marker
-from proteinlm.data.ingest import steps as stages
+from proteinlm.data.ingest import steps
 from proteinlm.data.ingest.config import IngestConfig
 from proteinlm.data.ingest.ingest import ingest
 from proteinlm.data.sources.digests import digest
@@ -288,7 +288,7 @@ def test_a_dataset_by_identity_and_one_that_was_stopped(tmp_path, monkeypatch):
         def full(*_):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        stopped.setattr(stages, "reduce_bucket", full)
+        stopped.setattr(steps, "reduce_bucket", full)
         with pytest.raises(InputError, match="the same command goes on"):
             ingest(sources, tmp_path / "other", config)
     monkeypatch.setattr(by_identity, "decide", None)
