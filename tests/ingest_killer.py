@@ -51,9 +51,9 @@ class Child:
             ingest(sorted(self.place.glob("*.fasta")), output, config, console=Console(file=nowhere))
 
     def counted(self, name, function):
-        def call(*arguments):
+        def call(*arguments, **settings):
             self.calls[name] += 1
-            return function(*arguments)
+            return function(*arguments, **settings)
 
         return call
 

@@ -9,19 +9,19 @@ from typing import Any
 
 from rich.console import Console
 
-from proteinlm.data.families.ids import PAPER_HELD_OUT_FAMILIES, check_families, read_held_out
 from proteinlm.data.ingest.config import IngestConfig
 from proteinlm.data.ingest.local import prepare_local
 from proteinlm.data.ingest.progress import MARKER, anything_finished
 from proteinlm.data.ingest.results import IngestResult, Summary
-from proteinlm.data.sources import releases
 from proteinlm.data.sources.files import open_sources
 from proteinlm.data.sources.locations import Location, expand
 from proteinlm.data.splits.from_manifest import refuse_no_manifest
 from proteinlm.data.splits.mmseqs import find_mmseqs
-from proteinlm.data.splits.rules import SplitsConfig
 from proteinlm.errors import InputError
 from proteinlm.output.folders import output_folder, partial_folder, refuse_output
+
+SAMPLE = Path(__file__).parents[1] / "sample"
+"""Folder of the sample: 4,509 real proteins and their families, part of this package."""
 
 
 def ingest(
@@ -118,49 +118,12 @@ def _message(error: BaseException, output: Path) -> str | None:
     return None
 
 
-SAMPLE = Path(__file__).parents[1] / "sample"
-"""4,509 real proteins and their families, part of this package."""
+def check_inputs(sources: Sequence[str], output: Path, config: IngestConfig) -> None:
+    """Raise the errors of `ingest` that do not depend on the contents of the files.
 
-
-def ingest_command(arguments: Any) -> None:
-    """Run `proteinlm ingest` and print what it wrote.
-
-    Args:
-        arguments: as `ingest_options.parse_ingest` returns them; the source `sample` stands for the proteins of this
-            package.
+    Raises:
+        InputError: a path or an option is wrong, or MMseqs2 or the manifest is missing.
     """
-    output = Path(arguments.output)
-    families, sources = tuple(arguments.families), [*arguments.sources]
-    # A file of that name in the working folder is still reached as ./sample.
-    if "sample" in sources:
-        sources[sources.index("sample")] = os.fspath(SAMPLE / "proteins.fasta.gz")
-        families = (*families, os.fspath(SAMPLE / "pfam.tsv.gz"))
-    splits = SplitsConfig(
-        arguments.valid, arguments.test, _held_out(arguments.held_out), arguments.split_identity, arguments.splits
-    )
-    config = IngestConfig(
-        splits,
-        families,
-        profiles=arguments.pfam_hmm,
-        search_all=arguments.pfam_hmm_all,
-        name=arguments.name,
-        shards=arguments.shards,
-        engine=arguments.engine,
-        beam_args=arguments.beam_args,
-        workers=arguments.workers,
-    )
-    for option, files in (("--families", families), ("--pfam-hmm", arguments.pfam_hmm)):
-        if not sources and arguments.release is None and len(files) > 1:
-            raise InputError(f"name files of sequences before the options: all that follows {option} belongs to it.")
-    if arguments.release is not None:
-        # Before hours of downloading.
-        _check(sources, output, config)
-    downloaded, release = releases.from_arguments(arguments)
-    ingest([*sources, *downloaded], output, config, release=release).print(Console())
-
-
-def _check(sources: Sequence[str], output: Path, config: IngestConfig) -> None:
-    """Refuse what `ingest` would refuse, as far as it can be told before the files are read."""
     refuse_output(output)
     _engine(config)
     if sources:
@@ -171,11 +134,3 @@ def _check(sources: Sequence[str], output: Path, config: IngestConfig) -> None:
         find_mmseqs()
     if config.splits.manifest is not None:
         refuse_no_manifest(config.splits.manifest)
-
-
-def _held_out(text: str) -> tuple[str, ...]:
-    if text == "paper":
-        return PAPER_HELD_OUT_FAMILIES
-    if text == "none":
-        return ()
-    return read_held_out(text) if Path(text).is_file() else check_families(text.split(","), "--held-out")

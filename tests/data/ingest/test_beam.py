@@ -16,12 +16,12 @@ from profiles import profile, written
 from rich.console import Console
 from sample import sample_records
 
+from proteinlm.cli.ingest_options import parse_ingest
 from proteinlm.data.dataset.dataset import MANIFEST, PROVENANCE, REJECTS, ProteinDataset
 from proteinlm.data.ingest import steps
 from proteinlm.data.ingest.config import IngestConfig
 from proteinlm.data.ingest.family_sources import FAMILY_REJECTS
 from proteinlm.data.ingest.ingest import ingest
-from proteinlm.data.ingest.options import parse_ingest
 from proteinlm.data.sources.crc64 import crc64
 from proteinlm.data.splits.rules import SPLITS, SplitsConfig
 from proteinlm.errors import InputError
@@ -355,7 +355,7 @@ def test_arguments_of_beam_need_its_engine():
 @pytest.mark.parametrize("given", [["--beam-args", IN_MEMORY], [f"--beam-args={IN_MEMORY}"]])
 def test_arguments_of_beam_begin_as_options_do(given):
     parsed = parse_ingest(["x.fasta", "--output", "out", "--engine", "beam", *given, "--shards", "2"])
-    assert (parsed.engine, parsed.beam_args, parsed.shards) == ("beam", IN_MEMORY, 2)
+    assert vars(parsed.engine) == {"engine": "beam", "beam_args": IN_MEMORY, "workers": 0, "shards": 2}
 
 
 def test_without_beam_a_sentence_says_what_to_install(tmp_path, monkeypatch):

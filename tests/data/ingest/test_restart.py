@@ -188,14 +188,14 @@ def stopped(tmp_path, monkeypatch):
 
     def run(stage="reduce_bucket", number=3, **fields):
         calls = 0
-        whole = getattr(steps, stage)
+        step = getattr(steps, stage)
 
-        def counted(*arguments):
+        def counted(*arguments, **settings):
             nonlocal calls
             calls += 1
             if calls == number:
                 raise Stop
-            return whole(*arguments)
+            return step(*arguments, **settings)
 
         with monkeypatch.context() as patch:
             patch.setattr(steps, stage, counted)

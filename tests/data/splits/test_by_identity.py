@@ -285,15 +285,15 @@ def test_a_dataset_by_identity_and_one_that_was_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(marker, "SAVE_SECONDS", 0)
     with monkeypatch.context() as stopped:
 
-        def full(*_):
+        def full(*_, **__):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         stopped.setattr(steps, "reduce_bucket", full)
-        with pytest.raises(InputError, match="the same command goes on"):
+        with pytest.raises(InputError, match="run the same command again"):
             ingest(sources, tmp_path / "other", config)
     monkeypatch.setattr(by_identity, "decide", None)
     again = ingest(sources[::-1], tmp_path / "other", replace(config, workers=2))
-    assert again.taken_up
+    assert again.resumed
     assert files(tmp_path / "other") == files(tmp_path / "one")
 
     monkeypatch.setenv("PATH", "")
