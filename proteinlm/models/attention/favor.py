@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from proteinlm.errors import InputError
+from proteinlm.errors import InputError, check_range
 from proteinlm.models.attention.base import MechanismConfig, Projection, register_attention, visible_pairs
 from proteinlm.models.attention.features.projections import Draw, Kind, draw_projection, matrix, project
 from proteinlm.models.attention.linear.linear_attention import LinearAttention
@@ -75,13 +75,9 @@ class FavorConfig(MechanismConfig):
         for name, kinds in (("features", get_args(FeatureKind)), ("projection", get_args(Kind))):
             if getattr(self, name) not in kinds:
                 raise InputError(f"attention.{name} is {getattr(self, name)!r}; it must be one of {', '.join(kinds)}.")
-        for name, least in (("num_features", 1), ("chunk_size", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"attention.{name} is {getattr(self, name)}; it must be at least {least}.")
-        if self.kernel_epsilon < 0:
-            raise InputError(f"attention.kernel_epsilon is {self.kernel_epsilon}; it cannot be below 0.")
-        if self.min_denominator <= 0:
-            raise InputError(f"attention.min_denominator is {self.min_denominator}; it must be above 0.")
+        for name, least in (("num_features", 1), ("chunk_size", 0), ("kernel_epsilon", 0)):
+            check_range(f"attention.{name}", getattr(self, name), at_least=least)
+        check_range("attention.min_denominator", self.min_denominator, above=0)
         if self.regularized and self.features == "trigonometric":
             raise InputError(
                 "attention.regularized is True and attention.features 'trigonometric'; the regularised kernel "

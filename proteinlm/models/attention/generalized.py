@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from proteinlm.errors import InputError
+from proteinlm.errors import InputError, check_range
 from proteinlm.models.attention.base import MechanismConfig, Projection, register_attention, visible_pairs
 from proteinlm.models.attention.features.projections import Draw, Kind, draw_projection, matrix, project
 from proteinlm.models.attention.linear.linear_attention import LinearAttention
@@ -77,10 +77,8 @@ class GeneralizedConfig(MechanismConfig):
                 f"attention.projection is {self.projection!r}; it must be one of {', '.join(get_args(Kind))}."
             )
         for name in ("num_features", "chunk_size", "kernel_epsilon"):
-            if getattr(self, name) < 0:
-                raise InputError(f"attention.{name} is {getattr(self, name)}; it cannot be below 0.")
-        if self.min_denominator <= 0:
-            raise InputError(f"attention.min_denominator is {self.min_denominator}; it must be above 0.")
+            check_range(f"attention.{name}", getattr(self, name), at_least=0)
+        check_range("attention.min_denominator", self.min_denominator, above=0)
 
     @property
     def label(self) -> str:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from proteinlm.errors import InputError
+from proteinlm.errors import InputError, check_range
 from proteinlm.models.attention.base import Attention, MechanismConfig, Projection, left_aligned, register_attention
 from proteinlm.models.attention.blocks import join, split
 
@@ -76,10 +76,8 @@ class LinformerConfig(MechanismConfig):
                 f"attention.projections is {self.projections!r}; it must be one of {', '.join(get_args(Projections))}."
             )
         for name in ("num_projections", "max_length", "block_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"attention.{name} is {getattr(self, name)}; it must be at least 1.")
-        if self.delta < 0:
-            raise InputError(f"attention.delta is {self.delta}; it cannot be below 0.")
+            check_range(f"attention.{name}", getattr(self, name), at_least=1)
+        check_range("attention.delta", self.delta, at_least=0)
 
     def build(self, *, num_heads: int, head_dim: int, key: jax.Array) -> "LinformerAttention":
         """Return the mechanism; its projections are drawn from the key."""

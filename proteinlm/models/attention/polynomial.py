@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from proteinlm.errors import InputError
+from proteinlm.errors import InputError, check_range
 from proteinlm.models.attention.base import Attention, MechanismConfig, register_attention, visible_pairs
 from proteinlm.models.attention.exact.cache import KeyValueCache, appended, filled
 from proteinlm.models.attention.exact.exact_attention import Power, attend_from_last, exact_attention
@@ -40,10 +40,9 @@ class PolynomialConfig(MechanismConfig):
     def __post_init__(self):
         if self.degree < 2 or self.degree % 2:
             raise InputError(f"attention.degree is {self.degree}; it must be even and at least 2.")
-        if self.beta is not None and self.beta <= 0:
-            raise InputError(f"attention.beta is {self.beta}; it must be above 0.")
-        if self.block_size < 1:
-            raise InputError(f"attention.block_size is {self.block_size}; it must be at least 1.")
+        if self.beta is not None:
+            check_range("attention.beta", self.beta, above=0)
+        check_range("attention.block_size", self.block_size, at_least=1)
 
     @property
     def no_unit_sums(self) -> str:

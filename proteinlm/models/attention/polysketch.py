@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from proteinlm.errors import InputError
+from proteinlm.errors import InputError, check_range
 from proteinlm.models.attention.base import (
     Attention,
     MechanismConfig,
@@ -75,12 +75,10 @@ class PolySketchConfig(MechanismConfig):
                 "attention.sketch_size is 1; a learned sketch is normalised over its entries: take 2 or more."
             )
         for name in ("sketch_size", "block_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"attention.{name} is {getattr(self, name)}; it must be at least 1.")
-        if self.beta is not None and self.beta <= 0:
-            raise InputError(f"attention.beta is {self.beta}; it must be above 0.")
-        if self.min_denominator <= 0:
-            raise InputError(f"attention.min_denominator is {self.min_denominator}; it must be above 0.")
+            check_range(f"attention.{name}", getattr(self, name), at_least=1)
+        if self.beta is not None:
+            check_range("attention.beta", self.beta, above=0)
+        check_range("attention.min_denominator", self.min_denominator, above=0)
 
     @property
     def no_unit_sums(self) -> str:

@@ -33,7 +33,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
-from proteinlm.errors import InputError
+from proteinlm.errors import InputError, check_range
 from proteinlm.models.attention.base import Attention, MechanismConfig, Projection, register_attention, visible_pairs
 from proteinlm.models.attention.blocks import with_ones
 from proteinlm.models.attention.exact.buckets import (
@@ -78,8 +78,7 @@ class ReformerConfig(MechanismConfig):
 
     def __post_init__(self):
         for name in ("num_hashes", "bucket_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"attention.{name} is {getattr(self, name)}; it must be at least 1.")
+            check_range(f"attention.{name}", getattr(self, name), at_least=1)
         if self.num_buckets < 2 or self.num_buckets % 2:
             raise InputError(
                 f"attention.num_buckets is {self.num_buckets}; it must be even and at least 2: buckets come in "

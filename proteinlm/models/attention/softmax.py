@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from proteinlm.errors import InputError
+from proteinlm.errors import InputError, check_range
 from proteinlm.models.attention.base import (
     Attention,
     MechanismConfig,
@@ -54,8 +54,7 @@ class SoftmaxConfig(MechanismConfig):
                 f"attention.implementation is {self.implementation!r}; it must be one of "
                 f"{', '.join(get_args(Implementation))}."
             )
-        if self.block_size < 1:
-            raise InputError(f"attention.block_size is {self.block_size}; it must be at least 1.")
+        check_range("attention.block_size", self.block_size, at_least=1)
 
     def on_platform(self, platform: str, *, causal: bool) -> MechanismConfig:
         """Return the config with the implementation that "auto" takes on TPUs."""
