@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # XLA takes its buffers anew for each step; in huge pages that costs a fifth of the step less on a CPU (Linux, glibc).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: quickstart clean-quickstart test lint format notebooks clean
+.PHONY: quickstart clean-quickstart test lint format notebooks docs clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "proteinlm needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11")'
@@ -19,6 +19,10 @@ $(VENV)/installed: pyproject.toml
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	@touch $@
 
 # The four commands that a user would type, on the proteins that come with the package, and a page that shows it all.
@@ -42,6 +46,10 @@ test: $(VENV)/installed-dev lint
 notebooks: $(VENV)/installed-dev
 	mkdir -p docs/notebooks
 	$(BIN)/python -m nbconvert --execute --to html --output-dir docs/notebooks notebooks/*.ipynb
+
+# The site of README, guides, gallery and API reference; a link that leads nowhere fails it. Open build/site/index.html.
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check

@@ -3,7 +3,7 @@
 This file is the public Python API. Its names are stable; the modules below may move. Importing it is instant: JAX and
 all other libraries are imported by the first call that needs them.
 
-Example:
+Examples:
     >>> import proteinlm
     >>> run = proteinlm.load_run("runs/masked", step="best")
     >>> run.logits(["MKTAYIAKQR", "MSILVTRPSP"])[0].shape
@@ -110,7 +110,7 @@ def ingest(
     Raises:
         InputError: a file or an argument is wrong, or the disk is full. The output folder does not exist then.
 
-    Example:
+    Examples:
         >>> dataset = proteinlm.ingest("sample", "runs/dataset", valid=0.05, test=0.1)
         >>> dataset.counts
         {'train': 3706, 'valid': 210, 'test': 432, 'ood': 161}
@@ -148,7 +148,7 @@ def open_dataset(path: PathLike) -> "ProteinDataset":
     Raises:
         InputError: the folder is not a dataset, or it is damaged.
 
-    Example:
+    Examples:
         >>> dataset = proteinlm.open_dataset("runs/dataset")
         >>> dataset.sequences("test", [0])[0][:3]
         b'MRE'
@@ -183,7 +183,7 @@ def train(
     Raises:
         InputError: the folder is in use or holds another run, or the loss is no longer finite.
 
-    Example:
+    Examples:
         >>> config = proteinlm.load_config("quickstart_causal")
         >>> proteinlm.train(config, dataset, "runs/causal").step                              # doctest: +SKIP
         400
@@ -211,7 +211,7 @@ def plan(config: "Config", *, topology: str | None = None, rows_per_device: int 
     Raises:
         InputError: the config does not fit the devices.
 
-    Example:
+    Examples:
         >>> proteinlm.plan(config, rows_per_device=8).num_parameters                          # doctest: +SKIP
         451101
     """
@@ -254,7 +254,7 @@ def evaluate(
     Raises:
         InputError: a folder is not a run's, or an argument does not fit.
 
-    Example:
+    Examples:
         >>> scores = proteinlm.evaluate("runs/masked", splits=["ood"])
         >>> scores.set_index("model")["num_tokens"].nunique()
         1
@@ -318,7 +318,7 @@ def analyze(
     Raises:
         InputError: an option does not fit the run, the dataset or the model.
 
-    Example:
+    Examples:
         >>> summary = proteinlm.analyze("runs/masked", parts=["kinds"], sequences=20, split="train")
         >>> summary["kinds"]["split"]
         'train'
@@ -348,7 +348,7 @@ def report(*folders: PathLike, output: PathLike | None = None) -> Path:
     Raises:
         InputError: a folder contains no run.
 
-    Example:
+    Examples:
         >>> proteinlm.report("runs/masked").name
         'report.md'
     """

@@ -2,8 +2,9 @@
 
 import os
 import signal
-import tempfile
 from pathlib import Path
+
+from compiled_programs import cache_variables, write_whole
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
@@ -14,6 +15,8 @@ os.environ.setdefault(
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false",
 )
 
+os.environ.update(cache_variables(Path(__file__).parents[1]))
+
 # A shell that starts tests in the background lets them ignore Ctrl-C, and their children inherit that; what a program
 # does on Ctrl-C is tested all the same.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -22,8 +25,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 import jax
 import jaxtyping
 import pytest
+from sample import sample_records
 
 jaxtyping.install_import_hook(["proteinlm.models", "proteinlm.inference", "proteinlm.analysis"], "beartype.beartype")
+write_whole()
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 SHARED = Path(__file__).parents[2] / "shared"
@@ -36,23 +41,6 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs the shared data folder, absent here: {folder}")
     return folder
-
-
-def sample_records():
-    """The packaged proteins as (accession, sequence, families) in file order."""
-    from proteinlm.data.families.table_join import join_tables
-    from proteinlm.data.families.table_lookup import FamilyTables
-    from proteinlm.data.sources.uniprot import read_records
-
-    sample = Path(__file__).parents[1] / "proteinlm" / "data" / "sample"
-    records = list(read_records(sample / "proteins.fasta.gz"))
-    with tempfile.TemporaryDirectory() as folder:
-        join_tables([sample / "pfam.tsv.gz"], Path(folder) / "families")
-        families = FamilyTables(Path(folder) / "families").add(records).families
-    return [
-        (record.accession, record.sequence.decode(), text.decode())
-        for record, text in zip(records, families, strict=True)
-    ]
 
 
 def write_ingested(folder: Path, records, **splits) -> Path:

@@ -36,6 +36,7 @@ def workplace(tiny_runs, tiny_dataset, tmp_path, monkeypatch):
     (tmp_path / "runs").mkdir()
     for name, run in tiny_runs.items():
         (tmp_path / "runs" / name).symlink_to(run)
+    (tmp_path / "runs" / "quickstart").symlink_to(tiny_runs["masked"].parent)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -148,7 +149,7 @@ def test_from_sequences_to_a_page(tmp_path, sample_fasta):
 
 
 def test_the_five_lines_of_the_readme(workplace, tiny_dataset):
-    """As they stand in README.md and in docs/api.md; training is cut short."""
+    """As they stand in README.md and in docs/api.md."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (lines,) = re.findall(r"```python\n(import proteinlm\n.*?)```", text, re.DOTALL)
     names: dict = {}

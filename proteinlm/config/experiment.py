@@ -5,9 +5,8 @@ ModelConfig, BatchesConfig and the configs of attention mechanisms stand beside 
 
 import dataclasses
 import json
-import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from proteinlm import alphabet
 from proteinlm.config.json_codec import from_plain, to_plain
@@ -129,8 +128,8 @@ class Config:
     skip_bad_steps: int = 0
 
     def __post_init__(self):
-        _refuse_infinite(self, "")
-        check_range("model.vocab_size", self.model.vocab_size, at_least=VOCAB_SIZE, at_most=VOCAB_SIZE)
+        if self.model.vocab_size != VOCAB_SIZE:
+            raise InputError(f"model.vocab_size is {self.model.vocab_size}; the alphabet has {VOCAB_SIZE} tokens.")
         if self.batches.length > self.model.max_length:
             raise InputError(
                 f"batches.length is {self.batches.length}, but model.max_length is {self.model.max_length}: raise "
@@ -180,13 +179,3 @@ class Config:
         except json.JSONDecodeError as error:
             raise InputError(f"{source} is not JSON: {error}.") from error
         return from_plain(cls, plain, source)
-
-
-def _refuse_infinite(config: Any, path: str) -> None:
-    """Refuse NaN and infinite numbers in a config and its parts; `path` is the prefix of field names in the error."""
-    for field_ in dataclasses.fields(config):
-        value = getattr(config, field_.name)
-        if dataclasses.is_dataclass(value):
-            _refuse_infinite(value, f"{path}{field_.name}.")
-        elif isinstance(value, float) and not math.isfinite(value):
-            raise InputError(f"{path}{field_.name} is {value}; it must be a finite number.")

@@ -40,8 +40,8 @@ def from_plain(expected: Any, value: Any, source: str, path: str = "") -> Any:
         kind = value.get("kind") if isinstance(value, dict) else value
         if not isinstance(kind, str) or kind not in ATTENTION:
             raise InputError(
-                f'{where} needs a "kind" among {", ".join(sorted(ATTENTION))}; found {kind!r}. (The module of a '
-                "mechanism from outside the package must be imported first.)"
+                f"{where} has the kind {kind!r}; it must be one of {', '.join(sorted(ATTENTION))}. (A mechanism from "
+                "outside the package is known only after its module was imported.)"
             )
         return from_plain(ATTENTION[kind], value, source, path)
     if dataclasses.is_dataclass(expected):

@@ -70,7 +70,9 @@ def join(
             f"--process-id is {process_id}; with --num-processes {num_processes} it is 0 to {num_processes - 1}."
         )
     if coordinator is not None:
-        _check_address(coordinator)
+        port = _port_of(coordinator)
+        if process_id == 0:
+            _check_free(port)
     others = "the other processes" if process_id == 0 else "process 0"
     address = "" if coordinator is None else f" at {coordinator}"
     try:
@@ -90,8 +92,8 @@ def join(
         ) from error
 
 
-def _check_address(coordinator: str) -> None:
-    """Refuse an address that is not HOST:PORT, where HOST is a known name, an IPv4 address or [an IPv6 address]."""
+def _port_of(coordinator: str) -> int:
+    """Return the port of HOST:PORT, where HOST is a known name, an IPv4 address or [an IPv6 address]."""
     parts = re.fullmatch(r"(\[[^\[\]\s]+\]|[^:\s\[\]]+):(\d{1,5})", coordinator)
     if not parts or not 1 <= int(parts[2]) <= 65535:
         raise InputError(
@@ -103,6 +105,19 @@ def _check_address(coordinator: str) -> None:
         socket.getaddrinfo(host, None)
     except OSError as error:
         raise InputError(f"--coordinator is {coordinator!r}, but the host {host} is unknown: {error}.") from error
+    return int(parts[2])
+
+
+def _check_free(port: int) -> None:
+    """Refuse a port of this machine at which another program listens: JAX may crash on it (a segmentation fault)."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise InputError(
+                f"process 0 cannot listen at port {port} of --coordinator ({error}): give another port."
+            ) from error
 
 
 @contextlib.contextmanager

@@ -139,7 +139,7 @@ class ByResidue(TokenBreakdown):
 
 
 class ByPosition(TokenBreakdown):
-    """Accuracy and perplexity by the number of residues that stand before."""
+    """Accuracy and perplexity by the position of the residue in its sequence or window."""
 
     name = "position"
     description = "position in the sequence (concat: in the window), from 1"

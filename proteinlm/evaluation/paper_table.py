@@ -1,7 +1,7 @@
 """Table 2 of "Rethinking Attention with Performers" over runs: for the terminal, as CSV, LaTeX and Markdown.
 
-The paper's own numbers stand beside ours only when asked for, in columns of their own that name the paper and its
-data: models of another size, trained on TrEMBL, are not ours.
+The paper's numbers are added only on request, in separate columns that name the paper and its data: its models have
+another size and were trained on TrEMBL.
 """
 
 import math
@@ -19,6 +19,7 @@ from proteinlm.config import Config
 from proteinlm.evaluation.metrics import FEWEST, Score
 from proteinlm.models.attention import FavorConfig, GeneralizedConfig, SoftmaxConfig
 from proteinlm.output.files import whole_file
+from proteinlm.output.saving import write_csv
 
 OBJECTIVES = {"causal": "UNI", "masked": "BID"}
 SPLIT_NAMES = {"train": "Train", "valid": "Valid", "test": "Test", "ood": "OOD"}
@@ -39,7 +40,7 @@ PAPER: dict[tuple[str, str], dict[str, tuple[float, float]]] = {
 
 
 def _paper_name(config: Config) -> str:
-    """Return what the paper calls a run's kind of model, "" for one that its table has not."""
+    """Return the paper's name for the kind of model of a run; "" for a kind that its table does not have."""
     attention = config.model.attention
     if isinstance(attention, GeneralizedConfig):
         return _RELU if attention.function == "relu" else ""
@@ -47,16 +48,22 @@ def _paper_name(config: Config) -> str:
 
 
 _PAPER_NOTE = (
-    "The paper's: Choromanski et al. 2021, Table 2: 36 layers, trained and scored on TrEMBL of January 2019, first "
-    "1,024 residues; not measured here, and beside ours only since objective, split and kind of attention are the same."
+    "The paper's numbers: Choromanski et al. 2021, Table 2; 36 layers, trained and scored on TrEMBL of January 2019, "
+    "first 1,024 residues. They were not measured here. They are beside our runs of the same objective, split and kind "
+    "of attention."
 )
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A run's label, `about` of its evaluation (run, step, dataset, fingerprint, rows), its config and its scores.
+    """An evaluated run.
 
-    `how_split` says how the dataset's splits were drawn, as `ProteinDataset.how_split` does.
+    Attributes:
+        label: name of the run in tables.
+        about: run, step, dataset, fingerprint and rows of the evaluation.
+        config: config of the run.
+        scores: scores on all splits.
+        how_split: how the splits of the dataset were drawn, from `ProteinDataset.how_split`.
     """
 
     label: str
@@ -73,10 +80,10 @@ class Line:
     Attributes:
         objective: UNI or BID.
         split: Test, OOD, ...
-        model: the run's name, or the baseline's.
-        score: ours, on residues; None where only the paper has such a model.
-        about: of the evaluation; empty where there is none.
-        paper: model, accuracy (%) and perplexity of the paper; None where it has no such model or was not asked for.
+        model: name of the run or the baseline.
+        score: our score on residues; None where only the paper has such a model.
+        about: `about` of the run's evaluation, with its label; empty where there is no score.
+        paper: the paper's model, accuracy (%) and perplexity; None where it has no such model, or without `paper`.
     """
 
     objective: str
@@ -90,9 +97,9 @@ class Line:
 def table_lines(runs: Sequence[Evaluated], *, paper: bool = False) -> list[Line]:
     """Return the lines in the paper's order: objective, split, baselines, models.
 
-    A baseline appears once for all runs that it is the same for. Its tokens are those of the run; where masks or crops
-    make several of it, each names a run that it belongs to. The paper's numbers stand beside every run of their
-    objective, split and attention whose rows are single sequences; those without a run of ours stand alone.
+    A baseline is scored on the tokens of a run. Runs that give the same baseline share one line; where masks or crops
+    give several baselines, each line names a run. The paper's numbers are beside every run of the same objective,
+    split and attention whose rows are single sequences. The paper's numbers without such a run have separate lines.
     """
     lines: list[Line] = []
     for run in runs:
@@ -106,15 +113,15 @@ def table_lines(runs: Sequence[Evaluated], *, paper: bool = False) -> list[Line]
             kind = BASELINE if is_baseline else _paper_name(run.config)
             theirs = PAPER.get((objective, split), {}).get(kind) if paper and single else None
             beside = (kind, *theirs) if theirs else None
-            known = any((o.score, o.about["fingerprint"]) == (s, run.about["fingerprint"]) for o in lines)
-            if not (is_baseline and known):
+            is_known = any((o.score, o.about["fingerprint"]) == (s, run.about["fingerprint"]) for o in lines)
+            if not (is_baseline and is_known):
                 lines.append(Line(objective, split, name, s, {**run.about, "label": run.label}, beside))
     if paper:
         groups = {(line.objective, line.split) for line in lines}
-        there = {(line.objective, line.split, line.paper[0]) for line in lines if line.paper}
+        listed = {(line.objective, line.split, line.paper[0]) for line in lines if line.paper}
         for (objective, split), models in PAPER.items():
             for name, numbers in models.items():
-                if (objective, split) in groups and (objective, split, name) not in there:
+                if (objective, split) in groups and (objective, split, name) not in listed:
                     lines.append(Line(objective, split, name, None, {}, (name, *numbers)))
     baselines = Counter((line.objective, line.split) for line in lines if line.score and line.model == BASELINE)
     lines = [
@@ -125,11 +132,11 @@ def table_lines(runs: Sequence[Evaluated], *, paper: bool = False) -> list[Line]
     ]
     order = list(SPLIT_NAMES.values())
 
-    def place(line: Line) -> tuple:
+    def sort_key(line: Line) -> tuple:
         is_model = line.score.model != "empirical baseline" if line.score else line.model != BASELINE
         return line.objective != "UNI", order.index(line.split), is_model, line.score is None
 
-    return sorted(lines, key=place)
+    return sorted(lines, key=sort_key)
 
 
 _HEADINGS = (
@@ -140,16 +147,16 @@ _PAPER_HEADINGS = ("Paper, on TrEMBL: model", "accuracy (%)", "perplexity")
 
 def _texts(line: Line, paper: bool) -> list[str]:
     s = line.score
-    own = ["-"] * 6
+    numbers = ["-"] * 6
     if s is not None:
-        own = [
+        numbers = [
             f"{100 * s.accuracy:.2f}", _range(100 * s.accuracy_low, 100 * s.accuracy_high),
             f"{s.perplexity:.2f}", _range(s.perplexity_low, s.perplexity_high),
             f"{s.num_tokens:,}", f"{s.num_sequences:,}",
         ]  # fmt: skip
     name = line.model if s is not None else "(none of ours)"
     theirs = [line.paper[0], f"{line.paper[1]:.2f}", f"{line.paper[2]:.2f}"] if line.paper else ["-"] * 3
-    return [line.objective, line.split, name, *own, *(theirs if paper else [])]
+    return [line.objective, line.split, name, *numbers, *(theirs if paper else [])]
 
 
 def _range(low: float, high: float) -> str:
@@ -157,30 +164,31 @@ def _range(low: float, high: float) -> str:
 
 
 def notes(runs: Sequence[Evaluated], *, paper: bool) -> list[str]:
-    """Return what must be known to read the table: what is counted, of which runs, and whose the numbers are."""
+    """Return the notes below the table: definitions of its numbers, a line for each run, the origin of the paper's."""
     lines = [
-        "Counted are residues (UNI: all, BID: those that the masks select), not <eos>; a row is a sequence, of a run "
-        f"on windows a window. Intervals: 95 %, bootstrap over rows, none for fewer than {FEWEST}. UNI is causal, BID "
-        "masked language modelling. The empirical baseline predicts residue frequencies of train, scored on the tokens "
-        "of the runs."
+        "Counted are residues (UNI: all, BID: those that the masks select), not <eos>. A row is a sequence, or a "
+        f"window if the run reads windows. Intervals: 95 %, bootstrap over rows, none for fewer than {FEWEST} rows. "
+        "UNI is causal, BID is masked language modelling. The empirical baseline predicts the residue frequencies of "
+        "train; it is scored on the tokens of the runs."
     ]
     for run in runs:
         a = run.about
-        of = f"dataset {a['dataset']} ({a['fingerprint'][:12]}; {run.how_split})"
-        lines.append(f"{run.label}: step {a['step']}, {a['rows']}, {of}.")
+        dataset = f"dataset {a['dataset']} ({a['fingerprint'][:12]}; {run.how_split})"
+        lines.append(f"{run.label}: step {a['step']}, {a['rows']}, {dataset}.")
     return [*lines, _PAPER_NOTE] if paper else lines
 
 
 def to_terminal(lines: Sequence[Line], runs: Sequence[Evaluated], *, paper: bool) -> Table:
-    """Return the table for `logs.print_table`."""
+    """Return the table for `console.print_table`."""
     table = Table(title="Accuracy and perplexity", title_justify="left", caption_justify="left")
     table.caption = "\n".join(escape(note) for note in notes(runs, paper=paper))
     headings = (*_HEADINGS, *(_PAPER_HEADINGS if paper else ()))
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if place < 3 or place == len(_HEADINGS) else "right", overflow="fold")
-    for place, line in enumerate(lines):
-        last = place + 1 == len(lines) or _group(lines[place + 1]) != _group(line)
-        table.add_row(*map(escape, _texts(line, paper)), end_section=last)
+    for column, heading in enumerate(headings):
+        justify = "left" if column < 3 or column == len(_HEADINGS) else "right"
+        table.add_column(heading, justify=justify, overflow="fold")
+    for row, line in enumerate(lines):
+        is_last = row + 1 == len(lines) or _group(lines[row + 1]) != _group(line)
+        table.add_row(*map(escape, _texts(line, paper)), end_section=is_last)
     return table
 
 
@@ -191,7 +199,7 @@ def _group(line: Line) -> tuple[str, str]:
 def to_markdown(lines: Sequence[Line], runs: Sequence[Evaluated], *, paper: bool) -> str:
     """Return the table and its notes as Markdown."""
     headings = (*_HEADINGS, *(_PAPER_HEADINGS if paper else ()))
-    rules = ["---" if place < 3 or place == len(_HEADINGS) else "---:" for place in range(len(headings))]
+    rules = ["---" if column < 3 or column == len(_HEADINGS) else "---:" for column in range(len(headings))]
     rows = [headings, rules, *([_in_markdown(text) for text in _texts(line, paper)] for line in lines)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return "\n\n".join([table, *map(_in_markdown, notes(runs, paper=paper))]) + "\n"
@@ -210,25 +218,25 @@ def _in_markdown(text: str) -> str:
 
 
 def in_latex(text: str) -> str:
-    """Return a text in which every character that LaTeX reads as a command stands for itself."""
+    """Return the text with every special character of LaTeX escaped."""
     return text.translate(str.maketrans(_LATEX))
 
 
 def _latex_heading(text: str) -> str:
-    """Break a heading of several words into two lines, so that columns are as wide as their numbers."""
+    """Return a heading for LaTeX, in two lines if it has several words, so that columns are not wider than numbers."""
     first, *rest = text.rsplit(" ", 1) if text.endswith(")") or text.endswith("interval") else (text,)
     return rf"\shortstack{{{in_latex(first)}\\{in_latex(*rest)}}}" if rest else in_latex(text)
 
 
 def to_latex(lines: Sequence[Line], runs: Sequence[Evaluated], *, paper: bool) -> str:
-    """Return a LaTeX table, made smaller where the page is narrower; it needs booktabs and graphicx."""
+    """Return a LaTeX table, scaled down to the width of the page; it needs the packages booktabs and graphicx."""
     headings = _HEADINGS + (_PAPER_HEADINGS if paper else ())
     columns = "lllrrrrrr" + ("lrr" if paper else "")
-    shown = [[in_latex(text).replace(" to ", "--") for text in _texts(line, paper)] for line in lines]
+    texts = [[in_latex(text).replace(" to ", "--") for text in _texts(line, paper)] for line in lines]
     rows = []
-    for place, row in enumerate(shown):
+    for number, row in enumerate(texts):
         rows.append(" & ".join(row) + r" \\")
-        if place + 1 < len(shown) and _group(lines[place + 1]) != _group(lines[place]):
+        if number + 1 < len(texts) and _group(lines[number + 1]) != _group(lines[number]):
             rows.append(r"\midrule")
     caption = " ".join(in_latex(note) for note in notes(runs, paper=paper))
     heading = " & ".join(map(_latex_heading, headings)) + r" \\"
@@ -243,7 +251,7 @@ def to_latex(lines: Sequence[Line], runs: Sequence[Evaluated], *, paper: bool) -
 
 
 def to_frame(lines: Sequence[Line], *, paper: bool) -> pd.DataFrame:
-    """Return the table as numbers: ours as fractions and perplexities, the paper's in columns that say so."""
+    """Return the table as numbers: ours as fractions and perplexities, the paper's in columns named paper_*."""
     names = (
         "accuracy", "accuracy_low", "accuracy_high", "perplexity", "perplexity_low", "perplexity_high", "num_tokens",
         "num_sequences", "tokens",
@@ -268,8 +276,7 @@ def to_frame(lines: Sequence[Line], *, paper: bool) -> pd.DataFrame:
 def write_table(runs: Sequence[Evaluated], folder: Path, *, paper: bool) -> Table:
     """Write table.csv, table.tex and table.md into a folder, and return the table for the terminal."""
     lines = table_lines(runs, paper=paper)
-    with whole_file(folder / "table.csv") as handle:
-        to_frame(lines, paper=paper).to_csv(handle, index=False)
+    write_csv(folder / "table.csv", to_frame(lines, paper=paper))
     with whole_file(folder / "table.tex") as handle:
         handle.write(to_latex(lines, runs, paper=paper))
     with whole_file(folder / "table.md") as handle:

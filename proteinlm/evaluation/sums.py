@@ -59,7 +59,7 @@ def sum_groups(
 ) -> tuple[TokenSums, Array]:
     """Return sums of each row (or segment) and group, over tokens whose weight is not 0.
 
-    A value that is not finite is seen in the sums of its own group alone.
+    A value that is not finite changes the sums of its own group alone.
 
     Args:
         breakdown: the groups, C of them.

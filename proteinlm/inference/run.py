@@ -88,7 +88,7 @@ class Run:
             InputError: one string in place of a list, an empty sequence, a letter outside the alphabet, or a sequence
                 that is too long; the message gives its index.
 
-        Example:
+        Examples:
             >>> run.logits(["MKTAYIAKQR", "MSILV"])[1].shape
             (5, 29)
         """
@@ -111,7 +111,7 @@ class Run:
         Raises:
             InputError: no such layer, or as for `logits`.
 
-        Example:
+        Examples:
             >>> run.hidden_states(["MKTAYIAKQR"], layers=(0, -1))[0].shape
             (2, 10, 16)
         """
@@ -140,7 +140,7 @@ class Run:
         Raises:
             InputError: as for `logits`.
 
-        Example:
+        Examples:
             >>> run.attention("MKTAYIAKQR").shape
             (2, 2, 10, 10)
         """

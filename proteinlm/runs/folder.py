@@ -81,7 +81,7 @@ def read_run_files(run: Path) -> tuple[Config, dict[str, str]]:
 
 
 def numbered(folder: Path) -> list[int]:
-    """Return the steps that have a folder in RUN/checkpoints, ascending; what is in these folders is not checked."""
+    """Return the steps that have a folder in RUN/checkpoints, ascending; their contents are not checked."""
     return sorted(int(path.name) for path in folder.glob("[0-9]*") if path.name.isdecimal() and path.is_dir())
 
 

@@ -38,7 +38,7 @@ def load_run(path: str | Path, step: Step = "last", *, mesh_of: Callable[[Config
         InputError: the folder is not a run's, it has no checkpoint or not the requested one (the message lists the
             steps that exist), or the checkpoint's arrays do not fit its config.
 
-    Example:
+    Examples:
         >>> run = load_run("runs/masked", step="best")
         >>> run.logits(["MKTAYIAKQR"])[0].shape
         (10, 29)

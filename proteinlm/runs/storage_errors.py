@@ -44,11 +44,11 @@ def quiet_callbacks() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def full_disk_as_input_error(what: str, complete_steps: list[int]) -> Iterator[None]:
+def full_disk_as_input_error(target: str, complete_steps: list[int]) -> Iterator[None]:
     """Raise one InputError for the various errors of a full disk (TensorStore raises ValueErrors and logs tracebacks).
 
     Args:
-        what: the file or folder that is written, for the message.
+        target: name of the file or folder that is written, for the message.
         complete_steps: steps of the complete checkpoints, for the message.
     """
     before = logging.root.manager.disable
@@ -64,7 +64,7 @@ def full_disk_as_input_error(what: str, complete_steps: list[int]) -> Iterator[N
         else:
             newest = "there is no complete checkpoint"
         raise InputError(
-            f"the disk is full: {what} could not be written; {newest}. Make room, then the same command resumes."
+            f"the disk is full: {target} could not be written; {newest}. Make room, then the same command resumes."
         ) from error
     finally:
         logging.disable(before)

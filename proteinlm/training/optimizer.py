@@ -9,7 +9,7 @@ from proteinlm.config import OptimizerConfig
 from proteinlm.devices.sharding import leaf_name
 
 # Parameters without weight decay, by the last word of a part of their names, as in mlp/bias, query_scale, biases/0.
-# Shapes do not tell them apart: layers are stacked, and a mechanism may stack more.
+# Shapes cannot decide it: layers are stacked, and a mechanism may stack more.
 _NOT_DECAYED = ("bias", "biases", "scale", "scales")
 
 

@@ -70,7 +70,7 @@ def train(
         Interrupted: SIGTERM or Ctrl-C, after a checkpoint was saved.
     """
     run = Path(run)
-    traced, trackers = Profile(profile), check_trackers(track)
+    tracer, trackers = Profile(profile), check_trackers(track)
     dataset = ProteinDataset.open(dataset_path)
     processes.agree(config, dataset.fingerprint, **{"--allow-inexact-resume": allow_inexact_resume})
     # This refuses a config that does not fit the devices, before the folder is created.
@@ -90,7 +90,7 @@ def train(
         stack.callback(checkpoints.close)
         begin = first_state(config, run, train_step, checkpoints, batches, inexact=allow_inexact_resume)
         state, start = begin.state, begin.step
-        traced.plan(run, start, config.num_steps)
+        tracer.plan(run, start, config.num_steps)
         processes.first_alone(lambda: accept(run, config, dataset, start))
         if first:
             _describe_start(config, dataset, run, start, begin.inexact, text, sharding.describe(train_step.mesh))
@@ -108,15 +108,15 @@ def train(
         evaluation_step = make_evaluation_step(config, train_step.graph, train_step.mesh)
         meter = Meter(config, log, line, checkpoints, begin.unfinished)
         vote = processes.Vote(train_step.mesh)
-        stack.callback(traced.stop)
+        stack.callback(tracer.stop)
         # The number of a batch is that of its step, except after an inexact resume.
-        ahead = batches.get_state()["step"] - start
+        offset = batches.get_state()["step"] - start
         valid = None
         for step in range(start, config.num_steps):
             done = step + 1
-            if first and traced.starts(done):
+            if first and tracer.starts(done):
                 with meter.paused():
-                    traced.start()
+                    tracer.start()
             if _redraws(config, step) > _redraws(config, step - 1):
                 meter.announce("redraw")
                 state = train_step.redraw(state)
@@ -124,23 +124,23 @@ def train(
             meter.announce(batch["tokens"].shape)
             state, metrics = train_step.step(state, batch)
             # The device works on this step while the metrics of the step before are fetched.
-            meter.add(done, step + ahead, metrics)
+            meter.add(done, step + offset, metrics)
             last = done == config.num_steps
             # A signal may reach only one of several processes; all stop at the same step.
             leave = vote.of(stop.requested)
-            if first and traced.ends(done):
+            if first and tracer.ends(done):
                 with meter.paused():
-                    traced.stop()
-            comparable = None
+                    tracer.stop()
+            sample_loss = None
             # After a signal there may be little time: save without an evaluation. The next evaluation gives a loss.
             if last or (config.eval_every and done % config.eval_every == 0 and not leave):
                 with meter.paused():
-                    valid, comparable = _evaluate(config, dataset, evaluation_step, state, done, log, whole=last)
-            is_best = comparable is not None and checkpoints.is_among_best(comparable)
+                    valid, sample_loss = _evaluate(config, dataset, evaluation_step, state, done, log, whole=last)
+            is_best = sample_loss is not None and checkpoints.is_among_best(sample_loss)
             if last or leave or is_best or done % config.checkpoint_every == 0:
                 with meter.paused():
                     position = position_of(batches, train_step, meter.unfinished())
-                    checkpoints.save(done, state, position, config, comparable)
+                    checkpoints.save(done, state, position, config, sample_loss)
             if leave and not last:
                 raise Interrupted(done, leave)
         return TrainResult(config.num_steps, count_parameters(state["model"]), valid)

@@ -35,7 +35,7 @@ def with_attention(attention):
         (lambda: OptimizerConfig(learning_rate=float("inf")), "optimizer.learning_rate is inf; .* a finite number"),
         (lambda: OptimizerConfig(weight_decay=float("nan")), "optimizer.weight_decay is nan; .* a finite number"),
         (lambda: Config(redraw_growth=float("inf")), "redraw_growth is inf; .* a finite number"),
-        (lambda: with_attention(PolynomialConfig(beta=float("nan"))), r"model\.attention\.beta is nan"),
+        (lambda: with_attention(PolynomialConfig(beta=float("nan"))), r"attention\.beta is nan; .* a finite number"),
         (lambda: dataclasses.replace(Config(), seed=-1), "seed"),
         (lambda: ModelConfig(vocab_size=29, embed_dim=10, num_heads=3), "num_heads"),
     ],

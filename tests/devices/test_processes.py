@@ -153,8 +153,8 @@ def test_no_cluster_is_a_sentence(monkeypatch):
 
 
 def test_addresses_of_all_kinds_are_read():
-    for address in ("localhost:1234", "127.0.0.1:65535", "[::1]:1"):
-        processes._check_address(address)
+    for address, port in (("localhost:1234", 1234), ("127.0.0.1:65535", 65535), ("[::1]:1", 1)):
+        assert processes._port_of(address) == port
 
 
 def test_a_process_that_waits_says_for_whom_and_a_failure_is_a_sentence(monkeypatch, capsys):
@@ -164,10 +164,19 @@ def test_a_process_that_waits_says_for_whom_and_a_failure_is_a_sentence(monkeypa
 
     monkeypatch.setattr(processes, "_SILENT_SECONDS", 0.05)
     monkeypatch.setattr(processes.jax.distributed, "initialize", initialize)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
     for index, others in enumerate(("the other processes", "process 0")):
         with pytest.raises(InputError, match=r"did not connect: UNKNOWN: Failed to start RPC server\. Give each"):
-            processes.join("localhost:1234", 2, index)
-        assert capsys.readouterr().err == f"waiting for {others} at localhost:1234, 300 s at most\n"
+            processes.join(f"localhost:{port}", 2, index)
+        assert capsys.readouterr().err == f"waiting for {others} at localhost:{port}, 300 s at most\n"
+    with socket.socket() as busy:
+        busy.bind(("localhost", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        with pytest.raises(InputError, match=f"process 0 cannot listen at port {port} of --coordinator"):
+            processes.join(f"localhost:{port}", 2, 0)
 
 
 @pytest.mark.parametrize(

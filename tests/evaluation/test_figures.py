@@ -35,7 +35,7 @@ def scores_by(by, splits=("test", "ood"), n=60):
 
 
 @pytest.mark.parametrize("by", ["residue", "position", "identity", "family"])
-def test_points_and_whiskers_are_the_cells(by):
+def test_points_and_whiskers_are_the_groups(by):
     scores = scores_by(by)
     drawn = group_arrays(scores)
     names = drawn_labels(BREAKDOWNS[by], drawn)

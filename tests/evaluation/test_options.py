@@ -4,12 +4,13 @@ import sys
 import pytest
 import tyro
 
-from proteinlm.cli.main import Evaluate, main
+from proteinlm.cli.evaluate import Evaluate
+from proteinlm.cli.main import main
 
 
 @pytest.mark.parametrize(
     ("words", "step"),
-    [([], None), (["--step", "best"], "best"), (["--step", "200"], 200)],
+    [([], "last"), (["--step", "best"], "best"), (["--step", "200"], 200)],
     ids=["newest", "best", "200"],
 )
 def test_a_step_is_a_number_or_best(words, step):
@@ -25,7 +26,7 @@ def test_breakdowns_are_listed():
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["--step", "last"], "best"), (["--by", "colour"], "identity")],
+    [(["--step", "newest"], "best"), (["--by", "colour"], "identity")],
     ids=["step", "by"],
 )
 def test_other_words_are_answered_with_those_there_are(words, said, capsys):

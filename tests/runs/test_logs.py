@@ -1,8 +1,10 @@
 import json
 
 import pytest
+from rich.console import Console
 
 from proteinlm.errors import InputError
+from proteinlm.runs import logs
 from proteinlm.runs.logs import METRICS_FILE, MetricsLog, progress_line, read_metrics
 
 
@@ -51,9 +53,7 @@ def test_bad_files_are_named(tmp_path):
 
 
 def test_a_log_file_gets_plain_lines(capsys, monkeypatch):
-    from proteinlm.runs import logs
-
-    monkeypatch.setattr(logs, "console", logs.Console(stderr=True, force_terminal=False, width=200))
+    monkeypatch.setattr(logs, "console", Console(stderr=True, force_terminal=False, width=200))
     monkeypatch.setattr(logs.ProgressLine, "PLAIN_EVERY_SECONDS", 0.0)
     with progress_line(10, 4, "run") as line:
         line.update(5, 2.5, 0.125, 1234.0)

@@ -1,1 +1,1 @@
-"""Pfam families of records: tables of families, their lookup by accession, and search with profiles."""
+"""Pfam families of proteins: family tables, lookup of accessions in them, and search with profile HMMs."""

@@ -1,12 +1,11 @@
-"""Families by search: distinct sequences that no flat file and no table has a family for, against Pfam's profiles.
+"""Search for families of sequences without a family in flat files and tables, with the profile HMMs of Pfam.
 
-choose    of each bucket (spill.py) the distinct sequences to be searched
-search    pieces of them against every profile, with the profile's own gathering cutoffs; what is found is a file
-add       when the bucket is reduced
+1. `choose`: write the distinct sequences of each bucket (spill.py) that are to be searched.
+2. `search_piece`: search pieces of them with every profile and its own gathering cutoffs, and write the hits to a file.
+3. `add_found`: add the hits to the families when the bucket is reduced.
 
-What is found in a sequence depends on that sequence and the profile alone, so neither buckets, pieces nor processes
-change it. Profiles are read one after another, not held: Pfam-A.hmm is larger than a process should be. A piece that
-is found in the scratch folder is not searched again.
+The hits of a sequence depend only on this sequence and the profiles, not on buckets, pieces or processes. Profiles are
+read one after another, since Pfam-A.hmm is large. A piece whose file of hits exists is not searched again.
 """
 
 import functools
@@ -25,10 +24,11 @@ from proteinlm.errors import InputError
 from proteinlm.output.files import whole_file
 
 LONGEST = 100_000
-"""Residues; HMMER refuses longer sequences. The longest known protein has 45,000."""
+"""Maximum length in residues: HMMER refuses longer sequences. The longest known protein has 45,000 residues."""
 PIECE_RESIDUES = 1 << 20
-"""Residues that are searched at a time: a profile is read once for so many."""
-_HELD_BYTES = 16 << 20
+"""Number of residues in a piece. Each profile is read once for each piece."""
+# Files of profiles up to this size are kept in memory.
+_CACHED_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,10 @@ class ProfileFile:
     """A file of profiles.
 
     Attributes:
-        path, bytes, md5: of the file.
-        profiles: how many it has.
+        path: name of the file.
+        bytes: size of the file in bytes.
+        md5: MD5 of the file in hexadecimal.
+        profiles: number of profiles.
     """
 
     path: str
@@ -47,7 +49,7 @@ class ProfileFile:
 
 
 class Chosen(NamedTuple):
-    """What is to be searched in one bucket: sequences, residues, and how many sequences are too long for it."""
+    """Sequences of a bucket to be searched: number of sequences and residues, and sequences too long for it."""
 
     bucket: int
     number: int
@@ -56,7 +58,7 @@ class Chosen(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Sequences start ... stop of those that were chosen in a bucket."""
+    """A part of the chosen sequences of a bucket: those from `start` to below `stop`."""
 
     bucket: int
     start: int
@@ -74,11 +76,11 @@ def _pyhmmer() -> Any:
 
 
 def read_profiles(paths: Iterable[str], work: Path) -> list[ProfileFile]:
-    """Check files of profiles and unpack them into the scratch folder, for all processes to read.
+    """Check files of profiles and decompress them into the scratch folder, where all processes read them.
 
     Raises:
-        InputError: pyhmmer is missing; a file cannot be read or holds no profile; a profile is not one of proteins,
-            is no Pfam family, or has no gathering cutoffs.
+        InputError: pyhmmer is missing; a file cannot be read or has no profile; a profile is not one of proteins, has
+            no Pfam id, or has no gathering cutoffs.
     """
     _pyhmmer()
     folder = work / "profiles"
@@ -95,36 +97,34 @@ def read_profiles(paths: Iterable[str], work: Path) -> list[ProfileFile]:
             _check(hmm, path)
             profiles += 1
         if not profiles:
-            raise InputError(f"{path} holds no profile: name a file such as Pfam-A.hmm.")
+            raise InputError(f"{path} has no profile: give a file such as Pfam-A.hmm.")
         files.append(ProfileFile(path, source.size, source.md5, profiles))
     return files
 
 
 def _profiles(file: Path, name: str) -> Iterator[Any]:
-    """Yield the profiles of an unpacked file; `name` is what the user calls it."""
+    """Yield the profiles of a decompressed file; `name` is the name of the file for messages."""
     try:
         with _pyhmmer().plan7.HMMFile(file) as profiles:
             yield from profiles
     except (ValueError, EOFError, OSError) as error:
-        raise InputError(f"{name} is not a file of HMMER's profiles, or is damaged ({error}).") from error
+        raise InputError(f"{name} is not a file of HMMER profiles, or is damaged ({error}).") from error
 
 
 def _check(hmm: Any, path: str) -> None:
     if not hmm.alphabet.is_amino():
-        raise InputError(f"{path}: profile {_text(hmm.name)} is not one of proteins.")
+        raise InputError(f"{path}: profile {_text(hmm.name)} is not a profile of proteins.")
     if _family(hmm) is None:
-        raise InputError(
-            f"{path}: profile {_text(hmm.name)} has no Pfam id in its ACC line; one reads ACC   PF00001.1."
-        )
+        raise InputError(f"{path}: profile {_text(hmm.name)} has no Pfam id in its ACC line, such as ACC   PF00001.1.")
     if not hmm.cutoffs.gathering_available():
         raise InputError(
-            f"{path}: profile {_text(hmm.name)} has no gathering cutoffs (GA line), and without them nobody knows "
-            "what belongs to the family: use Pfam-A.hmm as Pfam publishes it."
+            f"{path}: profile {_text(hmm.name)} has no gathering cutoffs (GA line), which define the members of a "
+            "family: use Pfam-A.hmm as published by Pfam."
         )
 
 
 def _text(name: Any) -> str:
-    # Versions of pyhmmer differ: bytes up to 0.11, text since.
+    # pyhmmer returns bytes up to version 0.11, and text since then.
     return name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else str(name)
 
 
@@ -134,41 +134,41 @@ def _family(hmm: Any) -> bytes | None:
 
 
 @functools.lru_cache(8)
-def _held_profiles(file: Path) -> list[Any]:
+def _cached_profiles(file: Path) -> list[Any]:
     return list(_profiles(file, str(file)))
 
 
 def search(files: Sequence[Path], sequences: Sequence[bytes]) -> list[bytes]:
-    """Return the families of each sequence: PF ids joined by `;`, sorted; empty for none.
+    """Return the families of each sequence: sorted Pfam ids joined by `;`; empty without a family.
 
-    A sequence has a family if it as a whole and one of its domains reach the profile's two gathering cutoffs, which
-    is Pfam's own definition. Clans are not resolved: of two overlapping families both are told.
+    As defined by Pfam, a sequence has a family if the sequence and at least one of its domains reach the two gathering
+    cutoffs of the profile. Clans are not resolved: of two overlapping families, both are returned.
 
     Args:
-        files: unpacked files of profiles.
-        sequences: canonical letters, at most LONGEST of them.
+        files: decompressed files of profiles.
+        sequences: canonical letters, at most LONGEST in each sequence.
     """
     pyhmmer = _pyhmmer()
     amino = pyhmmer.easel.Alphabet.amino()
-    # Names are numbers of places; which type they have differs between versions, and is asked back as it was given.
+    # The name of a sequence is its index. pyhmmer returns it as bytes or text, depending on the version.
     block = pyhmmer.easel.DigitalSequenceBlock(
         amino,
         [
-            pyhmmer.easel.TextSequence(name=f"{place}".encode(), sequence=sequence.decode()).digitize(amino)
-            for place, sequence in enumerate(sequences)
+            pyhmmer.easel.TextSequence(name=f"{index}".encode(), sequence=sequence.decode()).digitize(amino)
+            for index, sequence in enumerate(sequences)
         ],
     )
     pipeline = pyhmmer.plan7.Pipeline(amino, bit_cutoffs="gathering")
-    found: dict[int, set[bytes]] = {}
+    families: dict[int, set[bytes]] = {}
     for file in files:
-        small = file.stat().st_size <= _HELD_BYTES
-        for hmm in _held_profiles(file) if small else _profiles(file, str(file)):
+        small = file.stat().st_size <= _CACHED_BYTES
+        for hmm in _cached_profiles(file) if small else _profiles(file, str(file)):
             family = _family(hmm)
             for hit in pipeline.search_hmm(hmm, block):
                 if family and hit.included and any(domain.included for domain in hit.domains):
-                    found.setdefault(int(hit.name), set()).add(family)
+                    families.setdefault(int(hit.name), set()).add(family)
             pipeline.clear()
-    return [b";".join(sorted(found.get(place, ()))) for place in range(len(sequences))]
+    return [b";".join(sorted(families.get(index, ()))) for index in range(len(sequences))]
 
 
 def _folder(work: Path, bucket: int) -> Path:
@@ -176,12 +176,12 @@ def _folder(work: Path, bucket: int) -> Path:
 
 
 def choose(bucket: int, work: Path, everything: bool) -> Chosen:
-    """Write the distinct sequences of a bucket that none of their copies has a family for; or all, if `everything`."""
+    """Write the distinct sequences of a bucket without a family in any copy; with `everything`, all of them."""
     columns = read_bucket(work, bucket)
     order, starts = distinct(columns.digests)
     known = np.fromiter(map(bool, columns.families), bool, len(order))[order]
-    wanted = np.ones(len(starts), bool) if everything or not len(starts) else ~np.logical_or.reduceat(known, starts)
-    rows = order[starts[wanted]]
+    selected = np.ones(len(starts), bool) if everything or not len(starts) else ~np.logical_or.reduceat(known, starts)
+    rows = order[starts[selected]]
     short = rows[columns.lengths[rows] <= LONGEST]
     lengths = columns.lengths[short].astype(np.int64)
     folder = _folder(work, bucket)
@@ -194,7 +194,7 @@ def choose(bucket: int, work: Path, everything: bool) -> Chosen:
 
 
 def pieces(chosen: Chosen) -> Iterator[Piece]:
-    """Yield equal parts of what was chosen in a bucket."""
+    """Divide the chosen sequences of a bucket into equal pieces."""
     number = min(-(-chosen.residues // PIECE_RESIDUES), chosen.number)
     for part in range(number):
         yield Piece(chosen.bucket, chosen.number * part // number, chosen.number * (part + 1) // number)
@@ -205,7 +205,7 @@ def _piece_path(piece: Piece, work: Path) -> Path:
 
 
 def search_piece(piece: Piece, work: Path) -> int:
-    """Search a piece, write what is found beside its bucket, and return how many sequences have a family."""
+    """Search a piece, write the hits to a file, and return the number of sequences with a family."""
     path = _piece_path(piece, work)
     if path.exists():
         return path.read_bytes().count(b"\n")
@@ -215,8 +215,10 @@ def search_piece(piece: Piece, work: Path) -> int:
     with open(folder / "letters", "rb") as handle:
         handle.seek(int(ends[0]))
         sequences = [handle.read(size) for size in np.diff(ends).tolist()]
-    found = search(sorted((work / "profiles").glob("*.hmm")), sequences)
-    lines = [b"%s\t%s\n" % (d.tobytes().hex().encode(), text) for d, text in zip(digests, found, strict=True) if text]
+    families = search(sorted((work / "profiles").glob("*.hmm")), sequences)
+    lines = [
+        b"%s\t%s\n" % (d.tobytes().hex().encode(), text) for d, text in zip(digests, families, strict=True) if text
+    ]
     with whole_file(path, "wb") as handle:
         handle.writelines(lines)
     return len(lines)
@@ -224,7 +226,7 @@ def search_piece(piece: Piece, work: Path) -> int:
 
 @dataclass(frozen=True)
 class Searched:
-    """What a search did: distinct sequences searched, those in which a family was found, those too long for it."""
+    """Result of a search: number of distinct sequences searched, with a family found, and too long to search."""
 
     searched: int = 0
     found: int = 0
@@ -258,17 +260,19 @@ def search_buckets(
 
 
 def add_found(work: Path, bucket: int, digests: np.ndarray, families: list[bytes]) -> None:
-    """Add what a search has found to the families of a bucket's distinct sequences.
+    """Add the families found by a search to those of the distinct sequences of a bucket.
 
     Args:
+        work: scratch folder.
+        bucket: number of the bucket.
         digests: uint8 [n, 16].
-        families: n texts, changed in place.
+        families: Pfam ids of each sequence, joined by `;`; changed in place.
     """
     lines = [line for path in sorted(_folder(work, bucket).glob("found-*")) for line in path.read_bytes().splitlines()]
     if not lines:
         return
-    found = dict(line.split(b"\t") for line in lines)
-    for place, digest in enumerate(digests):
-        more = found.get(digest.tobytes().hex().encode())
-        if more:
-            families[place] = united([families[place], more])
+    hits = dict(line.split(b"\t") for line in lines)
+    for index, digest in enumerate(digests):
+        found = hits.get(digest.tobytes().hex().encode())
+        if found:
+            families[index] = united([families[index], found])

@@ -1,4 +1,4 @@
-"""What was read of a table of families: counts, and the first rows that cannot be read."""
+"""Statistics of the family tables that were read: numbers of rows, and the first malformed rows."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -9,17 +9,23 @@ from proteinlm.errors import InputError
 
 
 class TableResult(NamedTuple):
-    """What a block held: rows read, how many are of use, which cannot be read (line within the block, how it begins),
-    and the length in bytes of the longest key."""
+    """Statistics of one block of a table.
+
+    Attributes:
+        number: number of rows.
+        usable: number of usable rows.
+        malformed: malformed rows: line in the block (from 1) and beginning of the line.
+        width: length of the longest key in bytes.
+    """
 
     number: int
-    good: int
-    bad: list[tuple[int, str]]
+    usable: int
+    malformed: list[tuple[int, str]]
     width: int
 
 
 class BadRow(NamedTuple):
-    """A row of a table that could not be read: its file, line (from 1) and how it begins."""
+    """A malformed row of a table: path of the file, line (from 1), and beginning of the line."""
 
     path: str
     line: int
@@ -28,14 +34,16 @@ class BadRow(NamedTuple):
 
 @dataclass(frozen=True)
 class TableFile:
-    """A table that was read.
+    """A family table that was read.
 
     Attributes:
-        path, bytes, md5: of the file.
+        path: name of the file.
+        bytes: size of the file in bytes.
+        md5: MD5 of the file in hexadecimal.
         format: name of its `TableFormat`.
-        rows: that were read, headers not counted.
-        malformed: how many of them could not be read.
-        shown: the first of these.
+        rows: number of rows, without the header.
+        malformed: number of malformed rows.
+        shown: the first malformed rows.
     """
 
     path: str
@@ -48,34 +56,34 @@ class TableFile:
 
     @classmethod
     def of_json(cls, fields: dict[str, Any]) -> "TableFile":
-        """Read what `asdict` and JSON made of one."""
+        """Return the object from the JSON of its `asdict`."""
         return cls(**{**fields, "shown": tuple(BadRow(*row) for row in fields["shown"])})
 
 
 @dataclass
 class TableCounts:
-    """What was read of the table `path`: rows, those of use, those that cannot be read, and the first of these."""
+    """Counts of the table `path` while it is read: rows, usable rows, malformed rows, and the first malformed rows."""
 
     path: str
     rows: int = 0
-    good: int = 0
+    usable: int = 0
     malformed: int = 0
     shown: list[BadRow] = field(default_factory=list)
 
     def add(self, before: int, result: TableResult) -> None:
-        """Add a block, in the order of the file, before which there are so many lines."""
+        """Add the next block of the file; `before` is the number of lines before it."""
         self.rows += result.number
-        self.good += result.good
-        self.malformed += len(result.bad)
-        some = result.bad[: SHOWN - len(self.shown)]
-        self.shown += [BadRow(self.path, before + line, text) for line, text in some]
+        self.usable += result.usable
+        self.malformed += len(result.malformed)
+        first = result.malformed[: SHOWN - len(self.shown)]
+        self.shown += [BadRow(self.path, before + line, text) for line, text in first]
 
-    def file(self, size: int, md5: str, kind: str) -> TableFile:
-        """Return the table, once it is read.
+    def file(self, size: int, md5: str, format_name: str) -> TableFile:
+        """Return the description of the table after all its blocks have been added.
 
         Raises:
-            InputError: not one of its rows can be used.
+            InputError: no row is usable.
         """
-        if not self.good:
-            raise InputError(f"{self.path} has no row that can be used: name a table with {examples_of_formats()}.")
-        return TableFile(self.path, size, md5, kind, self.rows, self.malformed, tuple(self.shown))
+        if not self.usable:
+            raise InputError(f"{self.path} has no usable row: give a table with {examples_of_formats()}.")
+        return TableFile(self.path, size, md5, format_name, self.rows, self.malformed, tuple(self.shown))

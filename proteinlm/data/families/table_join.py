@@ -1,11 +1,11 @@
-"""Tables of families of any size, sorted on disk, so that accessions can be looked up in mapped files.
+"""Join of family tables of any size into sorted files on disk, in which table_lookup.py finds accessions.
 
-rows      each block of a table is read and its rows are appended to partitions, by a hash of the accession
-sorted    each partition alone is sorted, and the rows of one accession are united
-joined    the partitions one after another are files of columns, sorted by hash, then accession (pfam_table.py)
+1. Read each block of a table and append its rows to partitions, by a hash of the accession.
+2. Sort each partition, and unite the rows of each accession.
+3. Concatenate the partitions to files of columns, sorted by hash and accession.
 
-Each step is independent of how many processes run it and in which order. Memory holds one block or one partition
-a process, however large the tables are.
+The result does not depend on the number of processes or on the order of their work. Each process holds one block or one
+partition in memory, however large the tables are.
 """
 
 import hashlib
@@ -31,20 +31,20 @@ from proteinlm.errors import InputError
 from proteinlm.output.files import whole_file
 
 INDEX = "tables.json"
-"""Written last: where it is, the tables are whole."""
+"""Description of the joined tables. It is written last, so that the tables are complete if it exists."""
 USED = "used"
 
 COLUMNS = {"hashes": np.uint32, "keys": None, "checksums": np.uint64, "groups": np.uint32, "ends": np.uint64,
            "masks": np.uint64, "texts": np.uint8}  # fmt: skip
-"""Files of the joined tables.
+"""Files of the joined tables, and their dtypes.
 
-hashes, keys, checksums, groups: one a row. A key is the accession (see `key`), a checksum the CRC64 that the table
-has for its sequence or 0, a group counts the combinations of families. ends, masks: one a combination: where its text
-ends in `texts` (PF ids joined by `;`), and the tables that it comes from, a bit each.
+One value for each row: keys (the accession, see `key`), hashes (of the keys), checksums (CRC64 in the table, or 0) and
+groups (number of a combination of families). One value for each combination: ends (end of its text in `texts`, where
+Pfam ids are joined by `;`) and masks (the tables that it comes from, one bit for each table).
 """
 
 PARTITION_BYTES = 128 << 20
-"""Text of tables that a partition is meant for; sorting one takes about as much memory."""
+"""Intended size of a partition, in bytes of table text. Sorting a partition takes about as much memory."""
 MAX_TABLES = 64
 _MAX_PARTITIONS = 1 << 12
 _KEY_BYTES = 32
@@ -52,7 +52,7 @@ _HEADER = struct.Struct("<5Q")
 
 
 class TableTask(NamedTuple):
-    """One block of table number `table`; its rows go to `partitions` (a power of two) files below `folder`."""
+    """A block of table number `table`, whose rows go to `partitions` (a power of two) partitions below `folder`."""
 
     folder: Path
     partitions: int
@@ -61,7 +61,7 @@ class TableTask(NamedTuple):
 
 
 class SortTask(NamedTuple):
-    """A partition to sort, and the length in bytes of the longest key of all."""
+    """A partition to sort; `width` is the length in bytes of the longest key of all partitions."""
 
     folder: Path
     partition: int
@@ -69,19 +69,19 @@ class SortTask(NamedTuple):
 
 
 def key(accession: bytes) -> bytes:
-    """Return what an accession is found by: itself, or what is as unique if it is longer than any of UniProt's."""
+    """Return the key of an accession: the accession, or a hash of it if it is longer than 32 bytes."""
     if len(accession) <= _KEY_BYTES:
         return accession
     return accession[:15] + b"~" + hashlib.blake2b(accession, digest_size=8).hexdigest().encode()
 
 
 def hashes_of(keys: Sequence[bytes]) -> np.ndarray:
-    """Return a number for each key, uint32 [n]."""
+    """Return the CRC-32 of each key, uint32 [n]."""
     return np.fromiter(map(crc32, keys), np.uint32, len(keys))
 
 
 def partition_edges(partitions: int) -> np.ndarray:
-    """Return where partitions begin in the order of the hashes, and the end, uint64 [partitions + 1]."""
+    """Return the bounds of the partitions: i has the hashes from [i] to below [i + 1]; uint64 [partitions + 1]."""
     return np.arange(partitions + 1, dtype=np.uint64) << np.uint64(32 - (partitions.bit_length() - 1))
 
 
@@ -124,26 +124,26 @@ def join_tables(
 
 
 def open_tables(paths: Iterable[str | os.PathLike]) -> list[SourceFile]:
-    """Return the files that names and patterns mean, sorted by name; errors as for `join_tables`."""
+    """Return the files of names and patterns, sorted by name; errors as for `join_tables`."""
     sources = sorted(map(SourceFile, expand([*paths])), key=lambda source: source.path)
     if len(sources) > MAX_TABLES:
-        raise InputError(f"{len(sources)} tables of families are more than {MAX_TABLES}: write some into one file.")
+        raise InputError(f"{len(sources)} family tables are more than {MAX_TABLES}: concatenate some of them.")
     return sources
 
 
 def num_partitions(sources: Iterable[SourceFile], partition_bytes: int = PARTITION_BYTES) -> int:
-    """Return into how many partitions tables are cut, a power of two."""
+    """Return the number of partitions for tables, a power of two."""
     text = sum(source.text_size for source in sources)
     return min(1 << (max(1, -(-text // partition_bytes)) - 1).bit_length(), _MAX_PARTITIONS)
 
 
 def join_packed(chunks: Iterable[bytes], folder: Path, files: Sequence[TableFile]) -> None:
-    """Join rows that `packed_rows` has packed into `folder`, which is new, as one partition.
+    """Join chunks of `packed_rows` as one partition.
 
     Args:
         chunks: all rows of the accessions that will be looked up.
-        folder: for `pfam_table.FamilyTables` to open.
-        files: the tables, by the numbers that the chunks have for them.
+        folder: new folder, for `table_lookup.FamilyTables`.
+        files: the tables; the chunks contain their indices.
     """
     _rows_folder(folder, 0).mkdir(parents=True)
     with open(_rows_folder(folder, 0) / "chunks", "wb") as handle:
@@ -155,7 +155,7 @@ def join_packed(chunks: Iterable[bytes], folder: Path, files: Sequence[TableFile
 
 def _finish(folder: Path, partitions: int, width: int, rows: int, files: Sequence[TableFile]) -> None:
     _concatenate(folder, partitions)
-    # Which rows are asked for; every process marks them in the same bytes.
+    # One byte for each row, in which all processes mark the rows that are looked up.
     with open(folder / USED, "wb") as handle:
         handle.truncate(rows)
     index = {"partitions": partitions, "width": width, "rows": rows, "files": [asdict(file) for file in files]}
@@ -170,12 +170,12 @@ def _read(
     submit: Callable[..., Iterator[Any]],
     advance: Callable[[float], None],
 ) -> tuple[list[TableFile], int]:
-    kinds = {}
+    formats: dict[int, str] = {}
 
     def tasks() -> Iterator[tuple[tuple[int, int], TableTask]]:
         for index, source in enumerate(sources):
             for before, block in table_blocks(source):
-                kinds[index] = block.format.name
+                formats[index] = block.format.name
                 yield (index, before), TableTask(folder, partitions, index, block)
 
     counts = [TableCounts(source.path) for source in sources]
@@ -186,13 +186,13 @@ def _read(
         width = max(width, result.width)
         advance(sum(source.read for source in sources) / max(size, 1))
     files = [
-        count.file(s.size, s.md5, kinds.get(i, "")) for i, (count, s) in enumerate(zip(counts, sources, strict=True))
+        count.file(s.size, s.md5, formats.get(i, "")) for i, (count, s) in enumerate(zip(counts, sources, strict=True))
     ]
     return files, width
 
 
 def spill_rows(task: TableTask) -> TableResult:
-    """Read a block and append its rows to the partitions."""
+    """Parse a block of a table and append its rows to the partitions."""
     folder, partitions, table, block = task
     parsed = parse_rows(block)
     if not parsed.rows:
@@ -207,22 +207,22 @@ def spill_rows(task: TableTask) -> TableResult:
 def packed_rows(
     rows: Sequence[Row], keys: Sequence[bytes], hashes: np.ndarray, table: int, partitions: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield each partition that rows of table number `table` belong to, and the chunk for its file.
+    """Yield each partition to which rows belong, and the chunk of its rows.
 
     Args:
-        rows: at least one.
-        keys: of the rows.
-        hashes: uint32 [n], by which rows are put into partitions.
-        table: see above.
-        partitions: a power of two.
+        rows: at least one row.
+        keys: key of each row.
+        hashes: uint32 [n]; the hash of a row decides its partition.
+        table: number of the table.
+        partitions: number of partitions, a power of two.
     """
     _, families, checksums = zip(*rows, strict=True)
     order = np.argsort(hashes, kind="stable")
     edges = np.searchsorted(hashes[order], partition_edges(partitions)).tolist()
-    picked = order.tolist()
+    indices = order.tolist()
     for partition, (start, stop) in enumerate(pairwise(edges)):
         if start < stop:
-            part = picked[start:stop]
+            part = indices[start:stop]
             columns = [b"\n".join([column[i] for i in part]) for column in (keys, families)]
             columns.append(bytes.fromhex(b"".join([checksums[i] for i in part]).decode()))
             yield partition, _HEADER.pack(table, len(part), *map(len, columns)) + b"".join(columns)
@@ -237,7 +237,7 @@ def _sorted_path(folder: Path, partition: int) -> Path:
 
 
 class _Rows(NamedTuple):
-    """Rows of a partition: keys, checksums uint64 [n], and codes int64 [n] that count `origins`."""
+    """Rows of a partition: keys, checksums uint64 [n], and codes int64 [n], which are indices of `origins`."""
 
     keys: list[bytes]
     checksums: np.ndarray
@@ -248,7 +248,7 @@ class _Rows(NamedTuple):
 def _read_rows(folder: Path) -> _Rows:
     keys: list[bytes] = []
     checksums, codes = [], []
-    # Families as they stand in a row, and the number of its table.
+    # From the families of a row and the number of its table to a code.
     index: dict[tuple[bytes, int], int] = {}
     for path in sorted(folder.iterdir()):
         with open(path, "rb") as handle:
@@ -263,7 +263,7 @@ def _read_rows(folder: Path) -> _Rows:
 
 
 def sort_partition(task: SortTask) -> int:
-    """Sort a partition, unite rows of one accession and one checksum, and return how many they are then."""
+    """Sort a partition, unite rows with the same accession and checksum, and return the number of united rows."""
     folder = _rows_folder(task.folder, task.partition)
     if not any(folder.iterdir()):
         return 0
@@ -291,24 +291,33 @@ def sort_partition(task: SortTask) -> int:
 
 
 def _united(codes: np.ndarray, starts: np.ndarray, origins: list) -> tuple[np.ndarray, list[tuple[bytes, int]]]:
-    """Return the combination of each group of rows, uint32, and the combinations: PF ids, bits of tables."""
+    """Unite the families of each group of rows.
+
+    Args:
+        codes: int64 [n], indices of `origins`.
+        starts: first row of each group.
+        origins: families and number of the table.
+
+    Returns:
+        The combination of each group, uint32 [number of groups], and the combinations: Pfam ids, bits of the tables.
+    """
     index: dict[tuple[bytes, int], int] = {}
 
-    def combination(some: Iterable[int]) -> int:
-        chosen = [origins[code] for code in some]
+    def combination(codes: Iterable[int]) -> int:
+        chosen = [origins[code] for code in codes]
         mask = sum(1 << table for table in {table for _, table in chosen})
         return index.setdefault((united(text for text, _ in chosen), mask), len(index))
 
-    # In the order of the rows that have them, which no process's speed changes.
+    # Combinations are numbered in the order of their rows, which does not depend on the speed of processes.
     sizes = np.diff(np.append(starts, len(codes))).tolist()
     known: dict[tuple[int, ...], int] = {}
     listed = codes.tolist()
     groups = []
     for start, size in zip(starts.tolist(), sizes, strict=True):
-        some = (listed[start],) if size == 1 else tuple(sorted(set(listed[start : start + size])))
-        group = known.get(some)
+        distinct = (listed[start],) if size == 1 else tuple(sorted(set(listed[start : start + size])))
+        group = known.get(distinct)
         if group is None:
-            group = known[some] = combination(some)
+            group = known[distinct] = combination(distinct)
         groups.append(group)
     return np.array(groups, np.uint32), list(index)
 

@@ -1,4 +1,4 @@
-"""Accessions looked up in joined tables of families (pfam_join.py), which are mapped, never loaded."""
+"""Lookup of accessions in joined family tables (table_join.py), which are memory-mapped and not loaded."""
 
 import json
 import mmap
@@ -19,19 +19,21 @@ from proteinlm.data.sources.names import protein_of
 from proteinlm.data.sources.uniprot import Record
 
 DR_LINES = "DR lines"
+"""Name of the source of families that are in the records themselves."""
 
 RESIDENT_BYTES = 64 << 20
-"""How much of the tables a process holds on to; more than this is given back to the system after each look."""
+"""Size of the tables above which a process releases their memory pages after each lookup."""
 _SCANNED_ROWS = 1 << 20
 
 
 class Mismatch(NamedTuple):
-    """A protein whose CRC64 is not the one that a table was made from: the table knows another version of it.
+    """A protein whose CRC64 differs from that in a table: the table is about another version of the sequence.
 
     Attributes:
-        accession: of the protein.
-        of_table, of_sequence: the two CRC64.
-        place: of the record among those that were asked for.
+        accession: accession of the protein.
+        of_table: CRC64 in the table.
+        of_sequence: CRC64 of the sequence.
+        place: index of the record in the batch.
     """
 
     accession: str
@@ -45,9 +47,9 @@ class Joined:
     """Families of a batch of records.
 
     Attributes:
-        families: of each record, PF ids joined by `;`: its own and the tables'.
-        sources: number of records that have a family from each source: path of a table, or DR_LINES.
-        mismatches: records whose families in a table were left out.
+        families: for each record, Pfam ids joined by `;`: those of the record and those of the tables.
+        sources: number of records with families from each source (path of a table, or DR_LINES).
+        mismatches: records for which a table has another checksum, so that its families were not used.
     """
 
     families: list[bytes]
@@ -56,14 +58,14 @@ class Joined:
 
 
 def own_families(records: Sequence[Record]) -> Joined:
-    """Return the families that records have by themselves."""
+    """Return the families in the records themselves (from DR lines)."""
     joined = Joined([";".join(record.families).encode() for record in records])
     joined.sources[DR_LINES] = sum(map(bool, joined.families))
     return joined
 
 
 class _Hit(NamedTuple):
-    """A row that has a wanted accession: place in the batch, checksum or 0, families, bits of tables."""
+    """A row of the tables for a record: index in the batch, checksum or 0, families, bits of the tables."""
 
     place: int
     checksum: int
@@ -72,11 +74,14 @@ class _Hit(NamedTuple):
 
 
 class FamilyTables:
-    """Joined tables, open for looking up; every process opens them by itself.
+    """Joined family tables, open for lookup. Each process opens them itself.
+
+    Args:
+        folder: folder of `table_join.join_tables`.
 
     Attributes:
-        files: the tables that they were made of.
-        num_rows: accessions, each once for every checksum that a table has for it.
+        files: the tables that were joined.
+        num_rows: number of pairs of an accession and a checksum.
     """
 
     def __init__(self, folder: Path):
@@ -90,12 +95,12 @@ class FamilyTables:
         )
         self._used = self._mapped(folder / USED, np.uint8, mmap.ACCESS_WRITE)
         size = sum(map(len, self._maps))
-        # Sorted wanted hashes are looked up piece by piece of the tables.
+        # Large tables are looked up in pieces, each with the hashes of the batch that fall into it.
         pieces = min(index["partitions"], -(-2 * size // RESIDENT_BYTES))
         self._pieces = partition_edges(1 << (pieces - 1).bit_length()) if size > RESIDENT_BYTES else None
 
     def _mapped(self, path: Path, dtype, access: int = mmap.ACCESS_READ) -> np.ndarray:
-        # An empty file cannot be mapped.
+        # The system cannot map an empty file.
         if not path.stat().st_size:
             return np.zeros(0, dtype)
         with open(path, "r+b" if access == mmap.ACCESS_WRITE else "rb") as handle:
@@ -103,120 +108,120 @@ class FamilyTables:
         return np.frombuffer(self._maps[-1], dtype)
 
     def add(self, records: Sequence[Record]) -> Joined:
-        """Return the families of records: their own, and those that the tables have for their accessions.
+        """Return the families of records: their own families and those in the tables.
 
-        A row with a checksum is used if it is that of the sequence. An isoform (P12345-2) without a row of its own
-        takes its protein's, whose sequence is another one by nature: better one protein too many on the held-out
-        side than a leak into train.
+        A row with a checksum is used if the sequence has the same checksum. An isoform (P12345-2) without a row takes
+        the families of its protein, although its sequence differs: an unnecessary protein in ood is better than a
+        related one in train.
         """
         hits = list(self._find([record.accession.encode() for record in records]))
         checked = sorted({hit.place for hit in hits if hit.checksum})
-        own = dict(zip(checked, crc64([records[place].sequence for place in checked]).tolist(), strict=True))
+        crcs = dict(zip(checked, crc64([records[index].sequence for index in checked]).tolist(), strict=True))
         used: dict[int, list[_Hit]] = {}
         other: dict[int, int] = {}
         for hit in hits:
-            if hit.checksum and hit.checksum != own[hit.place]:
+            if hit.checksum and hit.checksum != crcs[hit.place]:
                 other[hit.place] = hit.checksum
             else:
                 used.setdefault(hit.place, []).append(hit)
         for hit in self._find_proteins(records, {hit.place for hit in hits}):
             used.setdefault(hit.place, []).append(hit)
-        return self._joined(records, used, other, own)
+        return self._joined(records, used, other, crcs)
 
-    def _joined(self, records: Sequence[Record], used: dict, other: dict, own: dict) -> Joined:
+    def _joined(self, records: Sequence[Record], used: dict, other: dict, crcs: dict) -> Joined:
         joined = own_families(records)
         masks: Counter = Counter()
-        for place, hits in used.items():
+        for index, hits in used.items():
             texts = [hit.families for hit in hits if hit.families]
             mask = 0
             for hit in hits:
                 mask |= hit.mask if hit.families else 0
             masks[mask] += 1
-            if joined.families[place]:
-                texts.append(joined.families[place])
+            if joined.families[index]:
+                texts.append(joined.families[index])
             if texts:
-                joined.families[place] = texts[0] if len(texts) == 1 else united(texts)
+                joined.families[index] = texts[0] if len(texts) == 1 else united(texts)
         for mask, number in masks.items():
             for table, file in enumerate(self.files):
                 joined.sources[file.path] += number * (mask >> table & 1)
-        for place in sorted(other):
-            # A row of another table, or of another version in the same one, may have been right.
-            if not any(hit.checksum for hit in used.get(place, ())):
-                joined.mismatches.append(Mismatch(records[place].accession, other[place], own[place], place))
+        for index in sorted(other):
+            # It is no mismatch if a row of another table or another version has the right checksum.
+            if not any(hit.checksum for hit in used.get(index, ())):
+                joined.mismatches.append(Mismatch(records[index].accession, other[index], crcs[index], index))
         return joined
 
-    def _find_proteins(self, records: Sequence[Record], found: set[int]) -> Iterator[_Hit]:
-        """Yield the rows of proteins of whose isoforms nothing was found."""
-        places, names = [], []
-        for place, record in enumerate(records):
+    def _find_proteins(self, records: Sequence[Record], with_rows: set[int]) -> Iterator[_Hit]:
+        """Yield the rows of the proteins of isoforms that have no rows themselves."""
+        indices, names = [], []
+        for index, record in enumerate(records):
             protein = protein_of(record.accession.encode())
-            if protein is not None and place not in found:
-                places.append(place)
+            if protein is not None and index not in with_rows:
+                indices.append(index)
                 names.append(protein)
         for hit in self._find(names):
-            yield hit._replace(place=places[hit.place])
+            yield hit._replace(place=indices[hit.place])
 
     def _find(self, accessions: Sequence[bytes]) -> Iterator[_Hit]:
-        """Yield every row of each accession, and mark it as used."""
+        """Yield all rows of each accession, and mark them as used."""
         if not len(accessions) or not self.num_rows:
             return
         keys = list(map(key, accessions))
         hashes = hashes_of(keys)
         order = np.argsort(hashes, kind="stable")
-        hashes, wanted = hashes[order], np.array(keys, "S")[order]
+        hashes, sorted_keys = hashes[order], np.array(keys, "S")[order]
         cuts = [0, len(order)] if self._pieces is None else np.searchsorted(hashes, self._pieces).tolist()
         for start, stop in pairwise(cuts):
-            places, rows = self._rows(hashes[start:stop], wanted[start:stop])
+            indices, rows = self._rows(hashes[start:stop], sorted_keys[start:stop])
             if len(rows):
                 self._used[rows] = 1
-                yield from self._hits(order[start:stop][places], rows)
+                yield from self._hits(order[start:stop][indices], rows)
             if self._pieces is not None:
-                self._give_back()
+                self._release_pages()
 
-    def _rows(self, hashes: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return pairs of place and row, int64, for hashes in order and their keys."""
-        places = np.arange(len(hashes))
+    def _rows(self, hashes: np.ndarray, sorted_keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the matches of sorted hashes and their keys: indices of keys and rows of the tables, int64 each."""
+        indices = np.arange(len(hashes))
         rows = np.searchsorted(self._hashes, hashes).astype(np.int64)
-        found: list[tuple[np.ndarray, np.ndarray]] = []
-        # Rows of one hash follow each other: an accession's with several checksums, and by chance those of others.
+        matches: list[tuple[np.ndarray, np.ndarray]] = []
+        # Rows with the same hash are adjacent: those of one accession, and by chance those of other accessions.
         while len(rows):
             same = rows < self.num_rows
-            same[same] = self._hashes[rows[same]] == hashes[places[same]]
-            places, rows = places[same], rows[same]
-            hit = self._keys[rows] == wanted[places]
-            found.append((places[hit], rows[hit]))
+            same[same] = self._hashes[rows[same]] == hashes[indices[same]]
+            indices, rows = indices[same], rows[same]
+            hit = self._keys[rows] == sorted_keys[indices]
+            matches.append((indices[hit], rows[hit]))
             rows = rows + 1
-        if not found:
-            return places, rows
-        return np.concatenate([place for place, _ in found]), np.concatenate([row for _, row in found])
+        if not matches:
+            return indices, rows
+        return np.concatenate([index for index, _ in matches]), np.concatenate([row for _, row in matches])
 
-    def _hits(self, places: np.ndarray, rows: np.ndarray) -> list[_Hit]:
+    def _hits(self, indices: np.ndarray, rows: np.ndarray) -> list[_Hit]:
         groups, which = np.unique(self._groups[rows], return_inverse=True)
         ends = self._ends[groups].tolist()
         starts = np.where(groups > 0, self._ends[groups.astype(np.int64) - 1], 0).tolist()
         texts = [self._texts[start:end].tobytes() for start, end in zip(starts, ends, strict=True)]
         masks = self._masks[groups].tolist()
         return [
-            _Hit(place, checksum, texts[group], masks[group])
-            for place, checksum, group in zip(
-                places.tolist(), self._checksums[rows].tolist(), which.tolist(), strict=True
+            _Hit(index, checksum, texts[group], masks[group])
+            for index, checksum, group in zip(
+                indices.tolist(), self._checksums[rows].tolist(), which.tolist(), strict=True
             )
         ]
 
-    def _give_back(self) -> None:
-        """Let the system take the pages that were read; what is asked for again is read again."""
-        for one in self._maps:
-            one.madvise(mmap.MADV_DONTNEED)
+    def _release_pages(self) -> None:
+        """Let the system free the memory pages of the tables; they are read again when needed."""
+        for mapped in self._maps:
+            mapped.madvise(mmap.MADV_DONTNEED)
 
     def unused(self) -> tuple[int, tuple[str, ...]]:
-        """Return how many accessions nobody has asked for, and the first of them in the order of the tables."""
+        """Return the number of accessions that were never looked up, and the first of them in the tables' order."""
         number = 0
         first: list[str] = []
         last = b""
         for start in range(0, self.num_rows, _SCANNED_ROWS):
             rows = start + np.flatnonzero(self._used[start : start + _SCANNED_ROWS] == 0)
             keys = self._keys[rows]
-            # Rows of one accession with several checksums follow each other.
+            # Rows of one accession with several checksums are adjacent.
             new = np.ones(len(keys), bool)
             new[1:] = keys[1:] != keys[:-1]
             new[:1] = keys[:1] != last
@@ -224,5 +229,5 @@ class FamilyTables:
             number += len(keys)
             first += [name.decode("ascii", "backslashreplace") for name in keys[: SHOWN - len(first)].tolist()]
             last = keys[-1] if len(keys) else last
-            self._give_back()
+            self._release_pages()
         return number, tuple(first)

@@ -85,12 +85,12 @@ def look_up(work: Path, bucket: int, digests: np.ndarray) -> Lookup | None:
             f"the manifest has the digest {text} twice ({first} and {second}), but each sequence must be one row: give "
             "the manifest of one dataset."
         )
-    wanted = _texts(digests)
-    indices = np.searchsorted(rows["digest"], wanted)
-    codes = np.full(len(wanted), UNLISTED, np.int8)
+    keys = _texts(digests)
+    indices = np.searchsorted(rows["digest"], keys)
+    codes = np.full(len(keys), UNLISTED, np.int8)
     inside = indices < len(rows)
-    listed = np.zeros(len(wanted), bool)
-    listed[inside] = rows["digest"][indices[inside]] == wanted[inside]
+    listed = np.zeros(len(keys), bool)
+    listed[inside] = rows["digest"][indices[inside]] == keys[inside]
     codes[listed] = rows["code"][indices[listed]]
     absent = np.ones(len(rows), bool)
     absent[indices[listed]] = False

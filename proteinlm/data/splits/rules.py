@@ -23,16 +23,21 @@ _DIGESTS = 1 << 64
 
 @dataclass(frozen=True)
 class SplitsConfig:
-    """Options of the splits.
+    """Settings of the splits; the help of `proteinlm ingest` shows the descriptions of the fields.
 
     Attributes:
-        valid: fraction of valid among the sequences without a held-out family.
-        test: the same for test. The Performer paper has 0.00097 and 0.0097 of TrEMBL of January 2019.
-        held_out: Pfam ids; a protein with one of them is in ood.
-        identity: threshold of splits by identity (by_identity.py), a fraction: no sequence of train has this identity
-            or more to a sequence of another split. None: splits by digest alone.
-        manifest: manifest of a published dataset, whose splits are used (from_manifest.py); then the other options
-            have no effect.
+        valid: fraction, from 0 to 1, of the sequences without a held-out family that is put into valid. The Performer
+            paper has 0.00097 in valid and 0.0097 in test.
+        test: fraction, from 0 to 1, of the sequences without a held-out family that is put into test.
+        held_out: families whose proteins are ood. On the command line: `paper` (the 20 of the Performer paper), `none`,
+            PF ids separated by commas, or a file with one PF id a line (the rest of a line after # is a comment).
+        identity: splits by distance: no sequence of train has this identity (above 0 to 1) or more to a sequence of
+            another split. At 0.3 MMseqs2 overlooks some 0.3 % of the pairs. Needs MMseqs2 (apt-get install mmseqs2, or
+            conda).
+        manifest: splits of a published dataset, from its manifest.parquet: each sequence gets the split that the
+            manifest has for its digest; the other options of this group are not used. A sequence that the manifest does
+            not list gets no split: it is left out, counted, and listed in unmatched.tsv, as are sequences that only the
+            manifest has.
     """
 
     valid: float = 0.001

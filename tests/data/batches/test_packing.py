@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from conftest import sample_records
 from hypothesis import given
 from hypothesis import strategies as st
+from sample import sample_records
 
 from proteinlm.data.batches.packing import pack
 

@@ -14,8 +14,8 @@ def test_a_held_out_list(tmp_path):
     path.write_text("# mine\nPF00002 # a comment\n\n PF00001.3\nPF00002\n")
     assert read_held_out(path) == ("PF00002", "PF00001")
     path.write_text("PF00002\nPF2\n")
-    with pytest.raises(InputError, match=r"list line 2: 'PF2' is no Pfam id"):
+    with pytest.raises(InputError, match=r"list line 2: 'PF2' is not a Pfam id"):
         read_held_out(path)
     path.write_text("# nothing\n")
-    with pytest.raises(InputError, match="holds no Pfam id"):
+    with pytest.raises(InputError, match="has no Pfam id"):
         read_held_out(path)

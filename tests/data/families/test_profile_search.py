@@ -117,7 +117,7 @@ def test_what_is_found_depends_on_the_sequence_alone(sample, kunitz, tmp_path, m
     assert KUNITZ.encode() in whole
     assert search(files, sequences[::-1]) == whole[::-1]
     assert [search(files, [one])[0] for one in sequences] == whole
-    monkeypatch.setattr(profile_search, "_HELD_BYTES", 0)
+    monkeypatch.setattr(profile_search, "_CACHED_BYTES", 0)
     assert search(files, sequences) == whole
     assert search(files, []) == []
 
@@ -210,16 +210,16 @@ class TestRefusals:
 
     def test_files_that_hold_none(self, tmp_path):
         self.check(tmp_path, b"", r"x\.hmm")
-        self.check(tmp_path, b">P1\nMKV\n", r"x\.hmm is not a file of HMMER's profiles")
+        self.check(tmp_path, b">P1\nMKV\n", r"x\.hmm is not a file of HMMER profiles")
         whole = written(profile("MKVLAAGG"))
-        self.check(tmp_path, whole[: len(whole) // 2], r"x\.hmm is not a file of HMMER's profiles, or is damaged")
+        self.check(tmp_path, whole[: len(whole) // 2], r"x\.hmm is not a file of HMMER profiles, or is damaged")
         self.check(tmp_path, gzip.compress(whole)[:-9], "cut short")
 
     def test_profiles_of_dna(self, tmp_path):
         dna = pyhmmer.easel.Alphabet.dna()
         query = pyhmmer.easel.TextSequence(name=b"Z", sequence="ACGTACGTAACC").digitize(dna)
         made, _, _ = pyhmmer.plan7.Builder(dna).build(query, pyhmmer.plan7.Background(dna))
-        self.check(tmp_path, written(made), "profile Z is not one of proteins")
+        self.check(tmp_path, written(made), "profile Z is not a profile of proteins")
 
     def test_without_pyhmmer(self, kunitz, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "pyhmmer", None)

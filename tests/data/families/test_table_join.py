@@ -64,14 +64,14 @@ def test_what_a_killed_run_has_left_is_no_part_of_the_next(tables, tmp_path):
 @pytest.mark.parametrize("text", ["", "\n\n", "<html>\n<body>\n", "P12345 PF00001\n", "accession\tpfam\n"])
 def test_what_is_no_table_is_refused(tmp_path, text):
     good, bad = write(tmp_path / "good", "P1\tPF00001\n"), write(tmp_path / "pfam.tsv", text)
-    with pytest.raises(InputError, match=r"pfam\.tsv has no row that can be used"):
+    with pytest.raises(InputError, match=r"pfam\.tsv has no usable row"):
         join_tables([good, bad], tmp_path / "out")
     assert not (tmp_path / "out" / INDEX).exists()
 
 
 def test_too_many_tables(tmp_path):
     paths = [write(tmp_path / f"{i:02d}", f"P{i}\tPF000{i:02d}\n") for i in range(65)]
-    with pytest.raises(InputError, match="65 tables of families are more than 64"):
+    with pytest.raises(InputError, match="65 family tables are more than 64"):
         join_tables(paths, tmp_path / "out")
     join_tables(paths[1:], tmp_path / "out")
     assert FamilyTables(tmp_path / "out").num_rows == 64

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 from backports import zstd
-from conftest import sample_records
 from profiles import profile, written
 from rich.console import Console
+from sample import sample_records
 
 from proteinlm.data.dataset.dataset import MANIFEST, PROVENANCE, REJECTS, ProteinDataset
 from proteinlm.data.ingest import steps as stages
@@ -220,7 +220,7 @@ class TestNothingIsHalfThere:
     def test_a_table_of_no_use(self, few, tmp_path):
         (tmp_path / "bad.tsv").write_text("nothing\n")
         config = dataclasses.replace(SMALL, families=(os.fspath(tmp_path / "bad.tsv"),))
-        assert "bad.tsv has no row that can be used" in self.same_error(few[0], tmp_path, config)
+        assert "bad.tsv has no usable row" in self.same_error(few[0], tmp_path, config)
 
     def test_a_worker_without_room(self, few, tmp_path, monkeypatch):
         def full(*_):

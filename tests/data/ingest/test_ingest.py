@@ -254,7 +254,7 @@ class TestRefusals:
 
     def test_a_bad_table(self, tmp_path):
         path = write_fasta(tmp_path / "x.fasta", [("P1", "MKV")])
-        self.check(tmp_path, "has no row that can be used", [path], small(path))
+        self.check(tmp_path, "has no usable row", [path], small(path))
 
     def test_a_source_whose_name_is_not_utf_8(self, tmp_path):
         path = tmp_path / os.fsdecode(b"caf\xe9.fasta")

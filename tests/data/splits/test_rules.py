@@ -72,7 +72,7 @@ def test_defaults_are_about_the_papers():
         ({"test": 1.5}, "test is 1.5"),
         ({"valid": float("nan")}, "valid is nan"),
         ({"valid": 0.6, "test": 0.5}, "the sum of valid .* is more than 1"),
-        ({"held_out": ("PF1",)}, "'PF1' is no Pfam id"),
+        ({"held_out": ("PF1",)}, "'PF1' is not a Pfam id"),
     ],
 )
 def test_wrong_settings_are_refused(fields, message):
