@@ -57,7 +57,7 @@ class Block(nnx.Module):
         self.down = _linear(config, mlp, width, keys[5], small)
 
     def queries_keys_values(self, x: Array, rotation: Rotation | None = None) -> tuple[Array, Array, Array]:
-        """Return q, k, v of the layer's input x [B, L, F], each [B, L, H, D], as attention sees them."""
+        """Return q, k, v of the layer's input x [B, L, F], each [B, L, H, D], as the mechanism gets them."""
         x = self._before(self.attention_norm, x)
         heads = (*x.shape[:2], self.config.num_heads, self.config.head_dim)
         q = self.query(x).reshape(heads)
