@@ -29,7 +29,7 @@ def test_a_folder_can_be_taken_in_at_a_glance():
 # The packages that `pip install proteinlm` brings, by the names under which they are imported.
 INSTALLED = {
     "jax", "flax", "optax", "orbax", "grain", "tensorflow_datasets", "array_record", "google", "Bio", "numpy", "scipy",
-    "pandas", "pyarrow", "matplotlib", "tyro", "rich", "isal", "backports", "fsspec", "jaxtyping",
+    "pandas", "pyarrow", "matplotlib", "tyro", "rich", "isal", "backports", "fsspec", "jaxtyping", "lazy_loader",
 }  # fmt: skip
 # What matplotlib and tyro bring, and Python from 3.14 on.
 BROUGHT = {"cycler", "docstring_parser", "compression"}
@@ -66,7 +66,13 @@ def test_the_packages_of_a_plain_installation_are_those_of_pyproject():
     with open(ROOT / "pyproject.toml", "rb") as file:
         declared = tomllib.load(file)["project"]["dependencies"]
     names = {re.match(r"[\w.-]+", line)[0].partition(".")[0].partition("-")[0] for line in declared}
-    renamed = {"protobuf": "google", "biopython": "Bio", "tensorflow": "tensorflow_datasets", "array": "array_record"}
+    renamed = {
+        "protobuf": "google",
+        "biopython": "Bio",
+        "tensorflow": "tensorflow_datasets",
+        "array": "array_record",
+        "lazy": "lazy_loader",
+    }
     assert {renamed.get(name, name) for name in names} == INSTALLED
 
 
@@ -85,14 +91,16 @@ TESTED_ELSEWHERE = {
     for name in ("config", "source_accounts", "local", "steps", "results")
 } | {
     "cli/analyze_options.py": "cli/test_analyze.py",
-    "cli/analyze_parts.py": "cli/test_analyze.py",
+    "cli/analyze.py": "cli/test_analyze.py",
     "cli/options.py": "cli/test_main.py",
     "cli/ingest.py": "cli/test_main.py",
     "cli/train.py": "cli/test_main.py",
     "cli/plan.py": "cli/test_main.py",
     "cli/evaluate.py": "cli/test_main.py",
     "cli/report.py": "cli/test_main.py",
+    "cli/python.py": "test_api.py",
     "output/console.py": "cli/test_main.py",
+    "output/version.py": "test_api.py",
     "data/ingest/split_decisions.py": "data/splits/test_by_identity.py",
     "data/ingest/beam_steps.py": "data/ingest/test_beam.py",
     "data/families/table_counts.py": "data/families/test_table_join.py",

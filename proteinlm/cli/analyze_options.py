@@ -1,6 +1,5 @@
 """Options of `proteinlm analyze`; this file imports no library that is slow to load, so that --help answers at once."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -72,11 +71,3 @@ class Analyze:
     """Checkpoint to analyze: a step, best (lowest loss on valid of those kept) or last (the newest)."""
     output: Path | None = None
     """Folder for the figures; RUN/analysis by default."""
-
-
-def analyze(arguments: Sequence[str]) -> None:
-    """Run `proteinlm analyze`."""
-    options = tyro.cli(Analyze, args=arguments, prog="proteinlm analyze")
-    from proteinlm.cli.analyze import analyze_command
-
-    analyze_command(options)

@@ -22,9 +22,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from proteinlm import __version__
-from proteinlm.cli import analyze_options, evaluate, ingest, plan, report, train
+import tyro
+
+from proteinlm.cli import evaluate, ingest, plan, report, train
+from proteinlm.cli.analyze_options import Analyze
 from proteinlm.cli.errors import CLOSED_PIPE, exit_code, flush, is_closed_pipe
+from proteinlm.output.version import __version__
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,18 @@ class Command:
         self.run(arguments)
 
 
+def _analyze(arguments: Sequence[str]) -> None:
+    options = tyro.cli(Analyze, args=arguments, prog="proteinlm analyze")
+    from proteinlm.cli.analyze import analyze_command
+
+    analyze_command(options)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "ingest": Command(ingest.ingest, "UniProt or FASTA files (+ Pfam families) -> a deduplicated, split dataset"),
     "train": Command(train.train, "a config + a dataset -> checkpoints and curves"),
     "evaluate": Command(evaluate.evaluate, "trained runs -> accuracy and perplexity per split, beside the baselines"),
-    "analyze": Command(
-        analyze_options.analyze, "a trained run + proteins -> attention maps, amino-acid similarity versus BLOSUM"
-    ),
+    "analyze": Command(_analyze, "a trained run + proteins -> attention maps, amino-acid similarity versus BLOSUM"),
     "report": Command(report.report, "runs -> one page with tables, curves and figures"),
     "plan": Command(plan.plan, "a config -> memory, FLOPs and time of a step, for this machine or for absent TPUs"),
 }

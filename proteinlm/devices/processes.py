@@ -17,10 +17,10 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from proteinlm import __version__
 from proteinlm.config import Config
 from proteinlm.errors import InputError, check_range
 from proteinlm.output.console import console
+from proteinlm.output.version import __version__
 
 # Bytes of an error message that the first process broadcasts.
 _MESSAGE_BYTES = 4096

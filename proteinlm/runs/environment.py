@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from proteinlm import __version__
 from proteinlm.output.saving import write_json
+from proteinlm.output.version import __version__
 
 ENVIRONMENT_FILE = "environment.json"
 # Packages on which a loss or the format of a file may depend.

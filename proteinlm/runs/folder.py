@@ -8,11 +8,11 @@ import socket
 from pathlib import Path
 from typing import IO
 
-from proteinlm import __version__
 from proteinlm.config import Config
 from proteinlm.errors import InputError
 from proteinlm.output.files import whole_file
 from proteinlm.output.saving import write_json
+from proteinlm.output.version import __version__
 
 LOCK_FILE = ".lock"
 CONFIG_FILE = "config.json"

@@ -11,7 +11,7 @@ import pytest
 from proteinlm import alphabet
 from proteinlm.analysis.maps import interactive
 from proteinlm.cli import analyze as analyze_command
-from proteinlm.cli.analyze_parts import names_in_windows
+from proteinlm.cli.analyze import names_in_windows
 from proteinlm.cli.main import main
 from proteinlm.config import IdentityConfig
 from proteinlm.data.batches.batches import evaluation_batches

@@ -18,7 +18,7 @@ def into_a_closed_pipe(*arguments, stderr=False, environment=None):
     os.close(reader)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "proteinlm", *map(str, arguments)],
+            [sys.executable, "-m", "proteinlm.cli.main", *map(str, arguments)],
             stdout=writer, stderr=writer if stderr else subprocess.PIPE, env={**os.environ, **(environment or {})},
             **WITHOUT_READER,
         )  # fmt: skip
@@ -53,7 +53,9 @@ def test_results_into_a_closed_pipe(tiny_runs, tmp_path):
 
 
 def test_a_reader_that_reads_to_the_end_changes_nothing():
-    done = subprocess.run([sys.executable, "-m", "proteinlm", "--version"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "proteinlm.cli.main", "--version"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0
     assert done.stdout.startswith("proteinlm ")
 

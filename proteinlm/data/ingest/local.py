@@ -13,7 +13,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from proteinlm import __version__
 from proteinlm.data.dataset.dataset import MANIFEST, REJECTS
 from proteinlm.data.dataset.shard_plan import plan_files
 from proteinlm.data.families.profile_search import Searched
@@ -28,6 +27,7 @@ from proteinlm.data.ingest.workers import Submit, pool, wait_for_processes
 from proteinlm.data.sources.files import SourceFile, TextBlock
 from proteinlm.data.sources.spill import bucket_folder, cut_bucket, drop_bucket
 from proteinlm.output.folders import DATASET
+from proteinlm.output.version import __version__
 
 _SCRATCH_FORMAT = 1
 """Version of the format of the scratch files. Scratch files of another version are not read."""

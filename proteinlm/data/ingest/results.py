@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.console import Console
 
-from proteinlm import __version__
 from proteinlm.data.dataset.dataset import PROVENANCE, STATISTICS, VERSION, write_tfds_metadata
 from proteinlm.data.dataset.datasheet import write_datasheet
 from proteinlm.data.dataset.shard_plan import Shard
@@ -29,6 +28,7 @@ from proteinlm.data.splits.mmseqs import SHORTEST
 from proteinlm.data.splits.rules import SPLITS
 from proteinlm.errors import InputError
 from proteinlm.output.saving import write_json
+from proteinlm.output.version import __version__
 
 
 @dataclass

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from proteinlm import __version__
 from proteinlm.errors import InputError
+from proteinlm.output.version import __version__
 
 # Consecutive attempts without new bytes. The pause between them, in seconds, doubles from FIRST_PAUSE to LONGEST_PAUSE.
 TRIES = 8
