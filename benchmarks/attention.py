@@ -20,6 +20,7 @@ from flax import nnx
 from timing import best_of, machine, matrix_product_rate, memory, random_inputs
 
 from proteinlm.models.attention import (
+    ATTENTION,
     Attention,
     FavorConfig,
     GeneralizedConfig,
@@ -47,6 +48,8 @@ MECHANISMS: dict[str, Any] = {
     "softmax": SoftmaxConfig(),
     "polynomial": PolynomialConfig(),
 }
+# Mechanisms that have no line above are measured with their defaults.
+MECHANISMS |= {kind: config() for kind, config in ATTENTION.items() if config not in map(type, MECHANISMS.values())}
 QUADRATIC = ("softmax", "polynomial")
 LINEAR = [name for name in MECHANISMS if name not in (*QUADRATIC, "identity")]
 

@@ -1,4 +1,4 @@
-"""Every mechanism in a size for tests, and what is true of it: the tests that run over all of them start here."""
+"""A case of each mechanism in a size for tests, with its properties; tests of all mechanisms use these cases."""
 
 from dataclasses import dataclass
 
@@ -23,16 +23,16 @@ B, H, D, E = 2, 2, 6, 5
 
 @dataclass(frozen=True)
 class Case:
-    """A mechanism and its nature.
+    """A mechanism and its properties.
 
     Attributes:
-        averages: weights are never negative and sum to 1 for whoever sees anything.
-        mixes: a residue reads others.
-        equivariant: bidirectional attention knows nothing of places.
-        sees_itself: a residue reads its own value where it sees others.
-        tolerance: of values and gradients in float32, relative to the largest.
-        bfloat16: the same for bfloat16 inputs: the rounding of results and cotangents, 2^-8, enlarged where
-            denominators come near 0.
+        averages: weights are never negative, and those of a residue with visible keys sum to 1.
+        mixes: residues attend to others.
+        equivariant: bidirectional attention does not depend on positions.
+        sees_itself: a residue that attends to others also attends to itself.
+        tolerance: tolerance of values and gradients in float32, relative to the largest.
+        bfloat16: the same for bfloat16 inputs: rounding of results and cotangents, 2^-8, larger if denominators come
+            near 0.
     """
 
     config: MechanismConfig
@@ -44,7 +44,7 @@ class Case:
     bfloat16: float = 1e-2
 
 
-# Where the denominator comes near 0, 1 / den^2 in the gradient enlarges rounding.
+# If the denominator comes near 0, the factor 1 / den^2 of the gradient enlarges rounding errors.
 SIGNED = {"tolerance": 2e-4, "bfloat16": 5e-2}
 
 
@@ -55,7 +55,7 @@ def generalized(function, **changes):
 
 
 def polysketch(*, local, **options):
-    # Places matter to local blocks alone.
+    # Positions matter for local blocks alone.
     config = PolySketchConfig(sketch_size=4, block_size=4, local=local, **options)
     return Case(config, averages=False, equivariant=not local, **({} if config.nonnegative else SIGNED))
 
@@ -113,7 +113,7 @@ def inputs(length, *, seed=1, size=2.0, dtype=jnp.float32):
 
 
 def keys(attention, q, k):
-    """What the model would give as keys."""
+    """The keys that the model passes."""
     return q if attention.config.shares_queries_and_keys else k
 
 

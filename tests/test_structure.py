@@ -85,6 +85,7 @@ TESTED_ELSEWHERE = {
     for name in ("config", "source_accounts", "local", "steps", "results")
 } | {
     "cli/analyze_options.py": "cli/test_analyze.py",
+    "cli/analyze_parts.py": "cli/test_analyze.py",
     "cli/options.py": "cli/test_main.py",
     "cli/ingest.py": "cli/test_main.py",
     "cli/train.py": "cli/test_main.py",

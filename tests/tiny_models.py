@@ -1,4 +1,4 @@
-"""Models of a size for tests, one for each mechanism."""
+"""Models in a size for tests, one for each mechanism."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ TINY = ModelConfig(
 )
 # The first case of every kind.
 KINDS = list({case.config.kind: name for name, case in reversed(CASES.items())}.values())[::-1]
-# Cases whose parts all occur in others: not worth a compilation of a whole model.
+# Cases whose parts all occur in other cases; they are not compiled in whole models, to save time.
 _SIMILAR = {
     *("sigmoid", "exp", "abs", "gelu", "tanh", "identity"),
     *("polysketch_random", "polysketch_2", "polysketch_8", "polysketch_signed"),
@@ -33,7 +33,7 @@ CAUSAL_KINDS = [name for name in KINDS if not CASES[name].config.no_causal]
 
 
 def mechanism(name, max_length=TINY.max_length):
-    """The config of a case, made for a model's length where it is made for one."""
+    """The config of a case, with the length of the model if it has a length."""
     config = CASES[name].config
     return dataclasses.replace(config, max_length=max_length) if hasattr(config, "max_length") else config
 

@@ -8,8 +8,8 @@ from proteinlm.config.named import load_config, named_configs
 from proteinlm.data.batches.batches import BatchesConfig
 from proteinlm.models import attention
 from proteinlm.models.attention import *  # noqa: F403 (the names of its __all__)
+from proteinlm.models.config import ModelConfig
 from proteinlm.models.objective import ObjectiveConfig
-from proteinlm.models.transformer import ModelConfig
 
 __all__ = [
     "VOCAB_SIZE",

@@ -12,8 +12,8 @@ from proteinlm import alphabet
 from proteinlm.config.json_codec import from_plain, to_plain
 from proteinlm.data.batches.batches import BatchesConfig
 from proteinlm.errors import InputError, check_range
+from proteinlm.models.config import ModelConfig
 from proteinlm.models.objective import ObjectiveConfig
-from proteinlm.models.transformer import ModelConfig
 
 VOCAB_SIZE = alphabet.SIZE
 

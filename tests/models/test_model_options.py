@@ -10,10 +10,9 @@ import pytest
 from flax import nnx
 from tiny_models import TINY, V, build, logits, loud, mechanism, num_parameters, some_tokens
 
-from proteinlm.errors import InputError
 from proteinlm.models.attention import SoftmaxConfig
 from proteinlm.models.positions import positions_of, rotation_of, waves
-from proteinlm.models.transformer import ModelConfig, ProteinLM
+from proteinlm.models.transformer import ProteinLM
 
 
 @dataclass(frozen=True)
@@ -155,30 +154,3 @@ def test_initial_logits_are_at_most_of_order_one(norm, tied_output):
     assert float(jnp.abs(found).max()) < 6
     loss = -float(jnp.take_along_axis(jax.nn.log_softmax(found), targets[..., None], axis=-1).mean())
     assert np.log(V) - 0.1 < loss < np.log(V) + 0.8
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"positions": "rotary", "embed_dim": 14}, r"model.embed_dim / model.num_heads is 14 / 2 = 7, an odd number"),
-        (
-            {"attention": mechanism("linformer_learned", 31)},
-            "model.attention.max_length is 31, below model.max_length, 32",
-        ),
-    ],
-)
-def test_impossible_options_are_refused(changes, words):
-    with pytest.raises(InputError, match=words):
-        dataclasses.replace(TINY, **changes)
-
-
-def test_odd_widths_of_heads_are_fine_without_rotation():
-    assert ModelConfig(vocab_size=V, embed_dim=21, num_heads=3, positions="sinusoidal").head_dim == 7
-
-
-def test_misspelt_options_are_refused():
-    config = dataclasses.replace(TINY)
-    # As where the tests' checks of types are off: no quiet choice of another option.
-    object.__setattr__(config, "feed_forward", "GEGLU")
-    with pytest.raises(InputError, match="model.feed_forward is 'GEGLU'; it must be one of 'gelu', 'geglu'"):
-        config.__post_init__()

@@ -33,14 +33,14 @@ class MechanismConfig:
 
     kind: ClassVar[str]
     no_causal: ClassVar[str] = ""
-    no_spread: ClassVar[str] = "its residues read the keys of the whole row"
+    no_spread: ClassVar[str] = "its residues attend to keys of the whole row"
     shares_queries_and_keys: ClassVar[bool] = False
     split_axes: ClassVar[tuple[tuple[str, int], ...]] = ()
     tiny_sizes: ClassVar[Mapping[str, int]] = {}
 
     @property
     def label(self) -> str:
-        """Name of the mechanism in a report: `kind`, with what matters most of the fields."""
+        """Name of the mechanism in a report: `kind`, possibly with the most important option."""
         return self.kind
 
     @property
@@ -50,7 +50,7 @@ class MechanismConfig:
 
     @property
     def no_unit_sums(self) -> str:
-        """The reason why the weights of a residue need not sum to 1; "" if they do wherever it sees anything."""
+        """The reason why the weights of a residue with visible keys need not sum to 1; "" if they do."""
         return ""
 
     @property

@@ -75,9 +75,8 @@ class FavorConfig(MechanismConfig):
         for name, kinds in (("features", get_args(FeatureKind)), ("projection", get_args(Kind))):
             if getattr(self, name) not in kinds:
                 raise InputError(f"attention.{name} is {getattr(self, name)!r}; it must be one of {', '.join(kinds)}.")
-        for name, least in (("num_features", 1), ("chunk_size", 0)):
+        for name, least in (("num_features", 1), ("chunk_size", 0), ("kernel_epsilon", 0)):
             check_range(f"attention.{name}", getattr(self, name), at_least=least)
-        check_range("attention.kernel_epsilon", self.kernel_epsilon, at_least=0)
         check_range("attention.min_denominator", self.min_denominator, above=0)
         if self.regularized and self.features == "trigonometric":
             raise InputError(

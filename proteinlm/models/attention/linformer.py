@@ -43,7 +43,7 @@ class LinformerConfig(MechanismConfig):
     """
 
     kind: ClassVar[str] = "linformer"
-    no_causal: ClassVar[str] = "its projections mix keys and values of the whole row, so every residue reads later ones"
+    no_causal: ClassVar[str] = "its projections mix keys and values of the whole row, so residues attend to later ones"
     split_axes: ClassVar = (("^(of_keys|of_values)/", -2),)
     tiny_sizes: ClassVar = {"num_projections": 16, "block_size": 16}
     num_projections: int = 600

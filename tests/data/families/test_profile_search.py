@@ -25,7 +25,7 @@ from proteinlm.data.sources.record_buckets import bucket_folder, columns, spill
 from proteinlm.data.sources.uniprot import Record, read_records
 from proteinlm.errors import InputError
 
-pyhmmer = pytest.importorskip("pyhmmer", reason="needs the extra `pfam`")
+pyhmmer = pytest.importorskip("pyhmmer", reason="needs pyhmmer: pip install -e '.[pfam]'")
 KUNITZ = "PF00014"
 
 

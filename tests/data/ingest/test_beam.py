@@ -30,7 +30,7 @@ IN_MEMORY = "--runner=FnApiRunner --direct_running_mode=in_memory"
 TWO_PROCESSES = "--runner=FnApiRunner --direct_running_mode=multi_processing --direct_num_workers=2"
 
 needs_beam = pytest.mark.skipif(
-    importlib.util.find_spec("apache_beam") is None, reason="needs apache-beam: pip install 'proteinlm[beam]'"
+    importlib.util.find_spec("apache_beam") is None, reason="needs Apache Beam: pip install -e '.[beam]'"
 )
 
 

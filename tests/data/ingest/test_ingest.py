@@ -317,9 +317,9 @@ def test_a_disk_that_is_really_full(tmp_path, kilobytes):
     try:
         done = subprocess.run(mount, capture_output=True, check=False)
     except FileNotFoundError:
-        pytest.skip("there is no mount command here")
+        pytest.skip("needs the program mount: apt-get install mount")
     if done.returncode:
-        pytest.skip("a small file system can be mounted by root alone")
+        pytest.skip("needs a small file system, which root alone can mount: sudo make test")
     try:
         config = IngestConfig(families=(SAMPLE / "pfam.tsv.gz",), workers=1)
         with pytest.raises(InputError, match=r"the disk of .*out is full"):

@@ -38,7 +38,7 @@ from proteinlm.data.splits.rules import LISTED, NEAR, OOD, TRAIN, SplitsConfig, 
 from proteinlm.errors import InputError
 from tests.conftest import sample_records
 
-needs_mmseqs = pytest.mark.skipif(shutil.which("mmseqs") is None, reason="needs MMseqs2 (apt-get install mmseqs2)")
+needs_mmseqs = pytest.mark.skipif(shutil.which("mmseqs") is None, reason="needs MMseqs2: apt-get install mmseqs2")
 FRACTIONS = SplitsConfig(0.1, 0.2, identity=0.5)
 
 

@@ -96,7 +96,7 @@ def linear_attention(
     Args:
         q: queries, k: keys, v: values; any float dtype.
         options: features, chunk size and denominators.
-        causal: residue i sees the given state and residues 0 to i; otherwise the state and all residues.
+        causal: residue i attends to the keys of the state and to residues 0 to i; otherwise to all residues.
         key_mask: False for keys that are not visible.
         state: the state after earlier keys (from `empty_state` or an earlier call); None: there are none.
         axis: mesh axis whose devices hold the rows' residues (sequence_parallel.py), in place of a given state. With

@@ -79,7 +79,7 @@ def segmented_attention(
         q: queries, k: keys, v: values; any float dtype, all finite.
         segments: see `Attention.__call__`.
         options: as for `linear_attention`. Exact blocks need `block_scores`.
-        causal: residue i sees the residues of its segment up to itself; otherwise all of its segment.
+        causal: residue i attends to the residues of its segment up to itself; otherwise to all of its segment.
     """
     chunk_size, block_scores = options.chunk_size, options.block_scores
     if options.exact_blocks and block_scores is None:
