@@ -19,7 +19,7 @@ from tensorflow_datasets.core.dataset_info import DatasetIdentity  # noqa: F401
 from proteinlm.data.ingest import progress, steps
 from proteinlm.data.ingest.ingest import IngestConfig, ingest
 from proteinlm.data.sources import files as data_sources
-from proteinlm.data.sources import spill
+from proteinlm.data.sources import record_buckets
 from proteinlm.data.splits.rules import SplitsConfig
 
 NEVER = 0
@@ -41,7 +41,7 @@ class Child:
         progress.sync_file_system = lambda folder: None
         for name in self.calls:
             setattr(steps, name, self.counted(name, getattr(steps, name)))
-        spill.open = lambda path, mode: Torn(self, open(path, mode)) if mode == "ab" else open(path, mode)  # noqa: SIM115
+        record_buckets.open = lambda path, mode: Torn(self, open(path, mode)) if mode == "ab" else open(path, mode)  # noqa: SIM115
         sys.addaudithook(self.hook)
         config = IngestConfig(
             SplitsConfig(0.1, 0.2, ("PF00001",)), (self.place / "families.tsv",),

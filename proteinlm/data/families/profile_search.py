@@ -1,6 +1,6 @@
 """Search for families of sequences without a family in flat files and tables, with the profile HMMs of Pfam.
 
-1. `choose`: write the distinct sequences of each bucket (spill.py) that are to be searched.
+1. `choose`: write the distinct sequences of each bucket (record_buckets.py) that are to be searched.
 2. `search_piece`: search pieces of them with every profile and its own gathering cutoffs, and write the hits to a file.
 3. `add_found`: add the hits to the families when the bucket is reduced.
 
@@ -19,7 +19,7 @@ import numpy as np
 from proteinlm.data.families.ids import FAMILY, united
 from proteinlm.data.sources.files import SourceFile
 from proteinlm.data.sources.locations import expand
-from proteinlm.data.sources.spill import distinct, read_bucket, sequences_of
+from proteinlm.data.sources.record_buckets import distinct, read_bucket, sequences_of
 from proteinlm.errors import InputError
 from proteinlm.output.files import whole_file
 

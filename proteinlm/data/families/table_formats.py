@@ -12,8 +12,8 @@ from itertools import groupby
 from typing import ClassVar, NamedTuple, Self, TypeVar
 
 from proteinlm.data.families.ids import FAMILY
+from proteinlm.data.sources.accessions import all_printed, printed
 from proteinlm.data.sources.files import SourceFile
-from proteinlm.data.sources.names import all_printed, printed
 from proteinlm.errors import InputError
 
 TABLE_BLOCK_BYTES = 4 << 20

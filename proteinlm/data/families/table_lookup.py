@@ -14,8 +14,8 @@ import numpy as np
 from proteinlm.data.families.ids import SHOWN, united
 from proteinlm.data.families.table_counts import TableFile
 from proteinlm.data.families.table_join import COLUMNS, INDEX, USED, hashes_of, key, partition_edges
+from proteinlm.data.sources.accessions import protein_of
 from proteinlm.data.sources.crc64 import crc64
-from proteinlm.data.sources.names import protein_of
 from proteinlm.data.sources.uniprot import Record
 
 DR_LINES = "DR lines"

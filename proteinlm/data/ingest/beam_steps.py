@@ -1,9 +1,9 @@
 """Steps of the Beam engine: one class for each step, which processes one element. `Job` holds their settings.
 
-Records are sent as the chunks that the local engine writes (sources/spill.py), one for each block and bucket, and the
-function of the local engine reduces each bucket. Counts are written as notes to the scratch folder, for the machine
-that launched the job. A runner may process the same element twice, even at the same time: each file appears whole, and
-both times with the same content.
+Records are sent as the chunks that the local engine writes (sources/record_buckets.py), one for each block and bucket,
+and the function of the local engine reduces each bucket. Counts are written as notes to the scratch folder, for the
+machine that launched the job. A runner may process the same element twice, even at the same time: each file appears
+whole, and both times with the same content.
 """
 
 import contextlib
@@ -34,9 +34,9 @@ from proteinlm.data.families.table_join import hashes_of, join_packed, key, pack
 from proteinlm.data.families.table_lookup import FamilyTables, own_families
 from proteinlm.data.ingest import steps
 from proteinlm.data.ingest.config import IngestConfig
+from proteinlm.data.sources.accessions import protein_of
 from proteinlm.data.sources.files import SourceFile, TextBlock
-from proteinlm.data.sources.names import protein_of
-from proteinlm.data.sources.spill import bucket_folder, columns, packed
+from proteinlm.data.sources.record_buckets import bucket_folder, columns, packed
 from proteinlm.data.sources.uniprot import Record, parse
 from proteinlm.errors import InputError
 

@@ -15,7 +15,7 @@ from proteinlm.data.ingest.progress import MARKER, anything_finished
 from proteinlm.data.ingest.results import IngestResult, Summary
 from proteinlm.data.sources.files import open_sources
 from proteinlm.data.sources.locations import Location, expand
-from proteinlm.data.splits.from_manifest import refuse_no_manifest
+from proteinlm.data.splits.from_manifest import check_manifest_exists
 from proteinlm.data.splits.mmseqs import find_mmseqs
 from proteinlm.errors import InputError
 from proteinlm.output.folders import output_folder, partial_folder, refuse_output
@@ -133,4 +133,4 @@ def check_inputs(sources: Sequence[str], output: Path, config: IngestConfig) -> 
     if config.splits.identity is not None:
         find_mmseqs()
     if config.splits.manifest is not None:
-        refuse_no_manifest(config.splits.manifest)
+        check_manifest_exists(config.splits.manifest)

@@ -25,7 +25,7 @@ from proteinlm.data.ingest.source_accounts import SourceAccounts
 from proteinlm.data.ingest.split_decisions import SplitDecisions
 from proteinlm.data.ingest.workers import Submit, pool, wait_for_processes
 from proteinlm.data.sources.files import SourceFile, TextBlock
-from proteinlm.data.sources.spill import bucket_folder, cut_bucket, drop_bucket
+from proteinlm.data.sources.record_buckets import bucket_folder, delete_bucket, truncate_bucket
 from proteinlm.output.folders import DATASET
 from proteinlm.output.version import __version__
 
@@ -186,7 +186,7 @@ def _map_sources(run: _Ingest, submit: Submit) -> None:
     if first < len(run.files):
         with accounts:
             if run.marker.resumes:
-                cut = functools.partial(cut_bucket, run.work, source=first)
+                cut = functools.partial(truncate_bucket, run.work, source=first)
                 for _ in submit(cut, range(run.num_buckets)):
                     pass
             _read_sources(run, submit, first)
@@ -252,7 +252,7 @@ def _reduced(run: _Ingest, submit: Submit) -> Iterator[steps.ReduceResult]:
         # The records of a bucket are removed only after the marker on disk says that the bucket is reduced.
         if run.marker.note(reduced=bucket + 1):
             for done in range(dropped, bucket + 1):
-                drop_bucket(run.work, done)
+                delete_bucket(run.work, done)
             dropped = bucket + 1
 
 

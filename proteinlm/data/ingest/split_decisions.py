@@ -12,7 +12,13 @@ from proteinlm.data.ingest.workers import Submit
 from proteinlm.data.sources.locations import Location
 from proteinlm.data.splits import by_identity
 from proteinlm.data.splits.assignments import assigned_folder
-from proteinlm.data.splits.from_manifest import UNMATCHED, Unmatched, refuse_no_manifest, take_over, write_unmatched
+from proteinlm.data.splits.from_manifest import (
+    UNMATCHED,
+    Unmatched,
+    assign_from_manifest,
+    check_manifest_exists,
+    write_unmatched,
+)
 from proteinlm.data.splits.mmseqs import find_mmseqs
 from proteinlm.data.splits.rules import SplitsConfig
 from proteinlm.errors import InputError
@@ -44,7 +50,7 @@ class SplitDecisions:
         if config.identity is not None:
             find_mmseqs()
         if config.manifest is not None:
-            refuse_no_manifest(config.manifest)
+            check_manifest_exists(config.manifest)
 
     def inputs(self) -> dict[str, Any]:
         """Return name and stamp of the manifest, for the marker of the ingest."""
@@ -61,7 +67,9 @@ class SplitDecisions:
         for folder in (assigned_folder(self._work), by_identity.identity_folder(self._work), self._reports):
             shutil.rmtree(folder, ignore_errors=True)
         if self._config.manifest is not None:
-            self.details = {"manifest": take_over(self._config.manifest, self._work, self._num_buckets).to_json()}
+            self.details = {
+                "manifest": assign_from_manifest(self._config.manifest, self._work, self._num_buckets).to_json()
+            }
         else:
             self.details = {"identity": self._by_identity(submit, threads, progress)}
         return self.details
@@ -80,7 +88,7 @@ class SplitDecisions:
         def show(text: str) -> None:
             progress.update(bar, detail=f"MMseqs2: {text}")
 
-        splits = by_identity.decide(self._work, self._num_buckets, self._config, threads, show)
+        splits = by_identity.split_by_identity(self._work, self._num_buckets, self._config, threads, show)
         self._reports.mkdir()
         # The import of matplotlib takes a second, and only splits by identity need it here.
         from proteinlm.data.splits.identity_report import write_identity_report

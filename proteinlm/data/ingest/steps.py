@@ -1,6 +1,6 @@
 """Steps of an ingest as functions of files: map a block, reduce a bucket, write a file of the dataset.
 
-map      parse the records of a block, add families, append the records to buckets by digest (sources/spill.py)
+map      parse the records of a block, add families, append the records to buckets by digest (sources/record_buckets.py)
 reduce   sort a bucket by digest, merge copies into one record, add families that the search found, assign splits,
          serialise (splits by identity are computed before this step, from the distinct sequences of all buckets)
 write    cut each split into shards of equal size, in the order of the digests; write the manifest
@@ -33,8 +33,9 @@ from proteinlm.data.dataset.statistics import SplitStatistics, count_residues
 from proteinlm.data.families.profile_search import add_found
 from proteinlm.data.families.table_join import INDEX
 from proteinlm.data.families.table_lookup import FamilyTables, Mismatch, own_families
+from proteinlm.data.sources import record_buckets
 from proteinlm.data.sources.files import TextBlock
-from proteinlm.data.sources.spill import NO_TAXON, Columns, columns, distinct, numbers, read_bucket, sequences_of, spill
+from proteinlm.data.sources.record_buckets import NO_TAXON, Columns, columns, distinct, numbers, sequences_of
 from proteinlm.data.sources.uniprot import Reject, parse
 from proteinlm.data.splits import by_identity
 from proteinlm.data.splits.assignments import UNLISTED, look_up, save_unmatched
@@ -88,7 +89,7 @@ def map_block(task: tuple[int, TextBlock], work: Path, num_buckets: int) -> MapR
     tables = _family_tables(work)
     joined = own_families(parsed.records) if tables is None else tables.add(parsed.records)
     # Each process has a file of its own in each bucket.
-    spill(*columns(parsed.records, joined.families), work, num_buckets, str(os.getpid()), source)
+    record_buckets.spill(*columns(parsed.records, joined.families), work, num_buckets, str(os.getpid()), source)
     return MapResult(parsed.number, len(parsed.records), parsed.rejects, joined.sources, joined.mismatches)
 
 
@@ -171,7 +172,7 @@ def _unique(columns: Columns) -> _Unique:
             columns.reviewed[group].tolist(),
             columns.taxa[group].tolist(),
         )
-        canonical = group_rows[merged.place]
+        canonical = group_rows[merged.canonical]
         names[index], taxa[index] = columns.accessions[canonical], columns.taxa[canonical]
         families[index], all_names[index] = merged.families, b"\n".join(merged.accessions)
     return _Unique(rows, copies, names, families, taxa, all_names)
@@ -179,7 +180,7 @@ def _unique(columns: Columns) -> _Unique:
 
 def _distinct(bucket: int, work: Path, config: SplitsConfig) -> tuple[Columns, _Unique, list[frozenset[bytes]]]:
     """Return the records of a bucket, its distinct sequences, and the held-out families of each sequence."""
-    columns = read_bucket(work, bucket)
+    columns = record_buckets.read_bucket(work, bucket)
     unique = _unique(columns)
     add_found(work, bucket, columns.digests[unique.rows], unique.families)
     held_out = frozenset(family.encode() for family in config.held_out)

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from proteinlm import alphabet
+from proteinlm.data.sources.accessions import printed
 from proteinlm.data.sources.crc64 import crc64
 from proteinlm.data.sources.files import SourceFile, TextBlock
-from proteinlm.data.sources.names import printed
 from proteinlm.errors import InputError
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from proteinlm.data.sources.spill import bucket_codes, numbers
+from proteinlm.data.sources.record_buckets import bucket_codes, numbers
 from proteinlm.data.splits.rules import LISTED
 from proteinlm.errors import InputError
 

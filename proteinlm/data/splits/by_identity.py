@@ -39,7 +39,7 @@ from typing import NamedTuple
 import numpy as np
 
 from proteinlm.data.sources.digests import digest
-from proteinlm.data.sources.spill import numbers
+from proteinlm.data.sources.record_buckets import numbers
 from proteinlm.data.splits.assignments import assign
 from proteinlm.data.splits.mmseqs import COVERAGE, SHORTEST, UNGAPPED, Hits, Mmseqs
 from proteinlm.data.splits.rules import NEAR, OOD, SPLITS, TRAIN, SplitsConfig, split_codes
@@ -113,7 +113,7 @@ def write_sequences(
             handle.write(b">%s\n%s\n" % (value.tobytes().hex().encode(), sequence))
 
 
-def decide(
+def split_by_identity(
     work: Path,
     num_buckets: int,
     config: SplitsConfig,

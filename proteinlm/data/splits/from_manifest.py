@@ -49,7 +49,7 @@ class Unmatched(NamedTuple):
     absent: int
 
 
-def take_over(manifest: Path, work: Path, num_buckets: int) -> PublishedManifest:
+def assign_from_manifest(manifest: Path, work: Path, num_buckets: int) -> PublishedManifest:
     """Write the splits of a manifest to the tables of the buckets.
 
     Args:
@@ -60,7 +60,7 @@ def take_over(manifest: Path, work: Path, num_buckets: int) -> PublishedManifest
     Raises:
         InputError: the file cannot be read, lacks a column, or has an unknown split.
     """
-    refuse_no_manifest(manifest)
+    check_manifest_exists(manifest)
     try:
         with pq.ParquetFile(manifest) as file:
             _check_columns(manifest, file.schema_arrow)
@@ -81,7 +81,7 @@ def take_over(manifest: Path, work: Path, num_buckets: int) -> PublishedManifest
     return PublishedManifest(manifest, manifest.stat().st_size, md5, rows)
 
 
-def refuse_no_manifest(manifest: Path) -> None:
+def check_manifest_exists(manifest: Path) -> None:
     """Raise `InputError` if the manifest is missing or is a folder."""
     if manifest.is_dir():
         raise InputError(f"{manifest} is a folder: give the manifest.parquet in it.")

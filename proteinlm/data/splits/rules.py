@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from proteinlm.data.families.ids import PAPER_HELD_OUT_FAMILIES, check_families, united
-from proteinlm.data.sources.names import protein_of
+from proteinlm.data.sources.accessions import protein_of
 from proteinlm.errors import InputError, check_range
 
 SPLITS = ("train", "valid", "test", "ood")
@@ -115,12 +115,12 @@ class Merged(NamedTuple):
     """Copies of one sequence, united to one record.
 
     Attributes:
-        place: index of the canonical copy.
+        canonical: index of the canonical copy.
         families: families of all copies, sorted, joined by `;`.
         accessions: accessions of all copies, sorted, each once.
     """
 
-    place: int
+    canonical: int
     families: bytes
     accessions: list[bytes]
 

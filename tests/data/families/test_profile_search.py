@@ -21,7 +21,7 @@ from proteinlm.data.families.profile_search import (
 from proteinlm.data.families.table_join import run_here
 from proteinlm.data.ingest.ingest import SAMPLE
 from proteinlm.data.sources.digests import digest
-from proteinlm.data.sources.spill import bucket_folder, columns, spill
+from proteinlm.data.sources.record_buckets import bucket_folder, columns, spill
 from proteinlm.data.sources.uniprot import Record, read_records
 from proteinlm.errors import InputError
 

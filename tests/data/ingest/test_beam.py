@@ -269,7 +269,7 @@ class TestNothingIsHalfThere:
 @needs_beam
 def test_a_step_done_twice_changes_nothing(few, tmp_path):
     from proteinlm.data.ingest.beam_steps import NOTES, Job, PlanFiles, Reduce, WriteFile
-    from proteinlm.data.sources.spill import columns, packed
+    from proteinlm.data.sources.record_buckets import columns, packed
     from proteinlm.data.sources.uniprot import read_records
 
     work, folder = tmp_path / "work", tmp_path / "folder"

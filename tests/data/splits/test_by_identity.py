@@ -22,15 +22,15 @@ from proteinlm.data.ingest import steps
 from proteinlm.data.ingest.config import IngestConfig
 from proteinlm.data.ingest.ingest import ingest
 from proteinlm.data.sources.digests import digest
-from proteinlm.data.sources.spill import bucket_codes, numbers
+from proteinlm.data.sources.record_buckets import bucket_codes, numbers
 from proteinlm.data.splits import by_identity
 from proteinlm.data.splits.assignments import look_up
 from proteinlm.data.splits.by_identity import (
     NO_ALIGNMENT,
     cluster_splits,
-    decide,
     identity_folder,
     is_near,
+    split_by_identity,
     write_sequences,
 )
 from proteinlm.data.splits.mmseqs import COVERAGE, Mmseqs
@@ -131,7 +131,7 @@ def decided(work, num_buckets=4, threads=1, identity=0.5, valid=0.05, test=0.1):
         rows = np.flatnonzero(buckets == bucket)
         lengths = np.array([len(sequences[row]) for row in rows], np.uint32)
         write_sequences(work, bucket, digests[rows], lengths, ood[rows], [sequences[row] for row in rows])
-    found = decide(work, num_buckets, SplitsConfig(valid, test, identity=identity), threads)
+    found = split_by_identity(work, num_buckets, SplitsConfig(valid, test, identity=identity), threads)
     looked_up = [look_up(work, bucket, digests[buckets == bucket]) for bucket in range(num_buckets)]
     assert np.array_equal(np.concatenate([part.codes for part in looked_up if part]), found.codes)
     assert not identity_folder(work).exists()
@@ -291,7 +291,7 @@ def test_a_dataset_by_identity_and_one_that_was_stopped(tmp_path, monkeypatch):
         stopped.setattr(steps, "reduce_bucket", full)
         with pytest.raises(InputError, match="run the same command again"):
             ingest(sources, tmp_path / "other", config)
-    monkeypatch.setattr(by_identity, "decide", None)
+    monkeypatch.setattr(by_identity, "split_by_identity", None)
     again = ingest(sources[::-1], tmp_path / "other", replace(config, workers=2))
     assert again.resumed
     assert files(tmp_path / "other") == files(tmp_path / "one")

@@ -14,7 +14,7 @@ from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.ingest.config import IngestConfig
 from proteinlm.data.ingest.ingest import ingest
 from proteinlm.data.splits.assignments import look_up, save_unmatched
-from proteinlm.data.splits.from_manifest import take_over, write_unmatched
+from proteinlm.data.splits.from_manifest import assign_from_manifest, write_unmatched
 from proteinlm.data.splits.rules import LISTED, SplitsConfig
 from proteinlm.errors import InputError
 
@@ -42,7 +42,7 @@ def rows(values):
 def test_every_sequence_is_looked_up_in_the_manifest(tmp_path, columns, num_buckets, monkeypatch):
     monkeypatch.setattr("proteinlm.data.splits.from_manifest._BATCH", 7)
     path = manifest(tmp_path / "m.parquet", **columns)
-    given = take_over(path, tmp_path, num_buckets)
+    given = assign_from_manifest(path, tmp_path, num_buckets)
     assert given.to_json() == {
         "path": str(path), "bytes": path.stat().st_size, "md5": hashlib.md5(path.read_bytes()).hexdigest(),
         "sequences": 300,
@@ -59,7 +59,7 @@ def test_every_sequence_is_looked_up_in_the_manifest(tmp_path, columns, num_buck
 
 
 def test_what_only_one_side_has_is_listed(tmp_path):
-    take_over(manifest(tmp_path / "m.parquet"), tmp_path, 1)
+    assign_from_manifest(manifest(tmp_path / "m.parquet"), tmp_path, 1)
     digests = rows(sorted([*DIGESTS[2:], b"new!" * 4]))
     found = look_up(tmp_path, 0, digests)
     assert found is not None
@@ -84,7 +84,7 @@ def test_nothing_is_written_where_both_have_the_same(tmp_path):
 class TestRefusals:
     def check(self, path, message):
         with pytest.raises(InputError, match=message) as caught:
-            take_over(path, path.parent, 4)
+            assign_from_manifest(path, path.parent, 4)
         assert str(path) in str(caught.value)
 
     def test_no_file_or_a_folder(self, tmp_path):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proteinlm.data.sources.digests import digest
-from proteinlm.data.sources.spill import NO_TAXON
+from proteinlm.data.sources.record_buckets import NO_TAXON
 from proteinlm.data.sources.uniprot import Record
 from proteinlm.data.splits.rules import (
     SPLITS,
@@ -106,7 +106,7 @@ def merge_records(copies):
 )
 def test_the_canonical_accession(first, others):
     copies = [*others, first]
-    assert copies[merge_records(copies).place] == first
+    assert copies[merge_records(copies).canonical] == first
 
 
 @given(
@@ -131,7 +131,7 @@ def test_merging_does_not_depend_on_order(records, shuffle):
     shuffle.shuffle(others)
     again = merge_records(others)
     assert again[1:] == merged[1:]
-    one, other = records[merged.place], others[again.place]
+    one, other = records[merged.canonical], others[again.canonical]
     assert (one.accession, one.reviewed, one.taxon) == (other.accession, other.reviewed, other.taxon)
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proteinlm.data.sources.names import all_printed, printed, protein_of
+from proteinlm.data.sources.accessions import all_printed, printed, protein_of
 
 
 @given(st.binary(max_size=20))

@@ -1,8 +1,15 @@
-"""What a killed process leaves in a bucket; the rest of spill.py is tested through the ingest."""
+"""What a killed process leaves in a bucket; the rest of record_buckets.py is tested through the ingest."""
 
 import pytest
 
-from proteinlm.data.sources.spill import bucket_folder, columns, cut_bucket, drop_bucket, read_bucket, spill
+from proteinlm.data.sources.record_buckets import (
+    bucket_folder,
+    columns,
+    delete_bucket,
+    read_bucket,
+    spill,
+    truncate_bucket,
+)
 from proteinlm.data.sources.uniprot import Record
 
 
@@ -25,7 +32,7 @@ def names(work):
 @pytest.mark.parametrize(("source", "left"), [(0, ""), (1, "AB"), (2, "ABC"), (3, "ABC"), (4, "ABCDE")])
 def test_later_sources_are_cut(bucket, source, left):
     work, _ = bucket
-    cut_bucket(work, 0, source)
+    truncate_bucket(work, 0, source)
     assert names(work) == left
 
 
@@ -35,7 +42,7 @@ def test_chunks_that_are_not_whole_are_cut(bucket):
     found = set()
     for length in range(len(whole) + 1):
         path.write_bytes(whole[:length])
-        cut_bucket(work, 0, 4)
+        truncate_bucket(work, 0, 4)
         found.add(names(work))
         assert whole.startswith(path.read_bytes())
     assert found == {"", "AB", "ABC", "ABCDE"}
@@ -45,14 +52,14 @@ def test_zeros_that_a_power_cut_has_left_are_cut(bucket):
     work, path = bucket
     whole = path.read_bytes()
     path.write_bytes(whole + bytes(200))
-    cut_bucket(work, 0, 4)
+    truncate_bucket(work, 0, 4)
     assert path.read_bytes() == whole
 
 
 def test_a_bucket_is_dropped_once_or_twice(bucket):
     work, path = bucket
-    drop_bucket(work, 0)
-    drop_bucket(work, 0)
+    delete_bucket(work, 0)
+    delete_bucket(work, 0)
     assert not path.parent.exists()
-    cut_bucket(work, 0, 1)
+    truncate_bucket(work, 0, 1)
     assert names(work) == ""

@@ -170,7 +170,7 @@ def read_bucket(work: Path, bucket: int) -> Columns:
     )
 
 
-def cut_bucket(work: Path, bucket: int, source: int) -> None:
+def truncate_bucket(work: Path, bucket: int, source: int) -> None:
     """Remove from a bucket the records of source number `source` and later sources, and an incomplete chunk."""
     folder = bucket_folder(work, bucket)
     folder.mkdir(parents=True, exist_ok=True)
@@ -188,6 +188,6 @@ def cut_bucket(work: Path, bucket: int, source: int) -> None:
             handle.truncate(end)
 
 
-def drop_bucket(work: Path, bucket: int) -> None:
+def delete_bucket(work: Path, bucket: int) -> None:
     """Delete the files of a bucket."""
     shutil.rmtree(bucket_folder(work, bucket), ignore_errors=True)
