@@ -84,7 +84,8 @@ def ingest(
     rules = SplitsConfig(valid=valid, test=test, identity=split_identity, manifest=Path(splits) if splits else None)
     if held_out is not None:
         rules = replace(rules, held_out=tuple(held_out))
-    config = IngestConfig(rules, tuple(tables), profiles=tuple(pfam_hmm), name=name, workers=workers, shards=shards)
+    paths, profiles = tuple(map(os.fspath, tables)), tuple(map(os.fspath, pfam_hmm))
+    config = IngestConfig(rules, paths, profiles=profiles, name=name, workers=workers, shards=shards)
     run(files, output, config)
     return open_dataset(output)
 

@@ -1,4 +1,4 @@
-"""Figures of what a dataset holds: amino acids coloured by class, lengths, families.
+"""Figures of the contents of a dataset: amino acids coloured by class, lengths, families.
 
 Each function takes the statistics of the splits and returns a Figure in the style of proteinlm/output/figures.py.
 """
@@ -23,16 +23,16 @@ CLASSES = {
     "amide": ("NQ", PALETTE[5]),
     "sulfur": ("CM", PALETTE[7]),
 }
-"""The classes of UniProt's statistics pages, which the paper's figure 9 follows: letters and colour of each."""
+"""Classes of amino acids on UniProt's statistics pages, as in figure 9 of the Performer paper: letters and colour."""
 
 _LINES = ("-", "--", "-.", (0, (1, 1)))
 
 
 def amino_acid_figure(statistics: Mapping[str, SplitStatistics]) -> Figure:
-    """Draw how frequent each amino acid is in all splits together (figure 9 of the Performer paper).
+    """Draw the frequency of each amino acid in all splits together (figure 9 of the Performer paper).
 
-    Bars go from the most to the least frequent of the 20, coloured by class; the last one is B, Z, X, O and U together.
-    Markers are the published frequencies.
+    Bars are sorted from the most to the least frequent of the 20 and coloured by class. The last bar is B, Z, X, O and
+    U together. Markers show the published frequencies.
     """
     counts = sum((s.residues for s in statistics.values()), np.zeros(alphabet.NUM_RESIDUES, np.int64))
     shares = 100 * counts / max(1, counts.sum())
@@ -45,7 +45,7 @@ def amino_acid_figure(statistics: Mapping[str, SplitStatistics]) -> Figure:
         figure = Figure(figsize=(PAGE, 2.9))
         axes = figure.subplots()
         axes.bar(range(len(order)), standard[order], width=0.8, color=[colours[x] for x in letters], **edge)
-        # A little apart, so that there is room for its figure: the bar is too low to be seen.
+        # This bar is too low to be seen; its distance to the others leaves room for its number.
         rest, place = shares[alphabet.NUM_STANDARD :].sum(), len(order) + 0.4
         axes.bar(place, rest, width=0.8, color="white", hatch="////", **edge)
         axes.annotate(
@@ -73,11 +73,11 @@ def amino_acid_figure(statistics: Mapping[str, SplitStatistics]) -> Figure:
 
 
 def length_figure(statistics: Mapping[str, SplitStatistics]) -> Figure:
-    """Draw how many of the sequences of each split are how long, in bins of a third of a doubling."""
+    """Draw the distribution of the lengths in each split, in bins of a third of a doubling."""
     filled = _filled(statistics)
     shortest = min((min(s.lengths) for s in filled.values()), default=1)
     longest = max((max(s.lengths) for s in filled.values()), default=1)
-    # A third of a doubling each; below 8 there are fewer lengths than that.
+    # Below 8, a third of a doubling is less than one residue, so some edges coincide.
     edges = np.unique(np.round(2 ** np.arange(0, np.log2(longest + 1) + 1 / 3, 1 / 3)).astype(np.int64))
     edges[-1] = max(edges[-1], longest + 1)
     edges = edges[np.searchsorted(edges, shortest, "right") - 1 :]
@@ -104,7 +104,7 @@ def length_figure(statistics: Mapping[str, SplitStatistics]) -> Figure:
 
 
 def family_figure(statistics: Mapping[str, SplitStatistics]) -> Figure:
-    """Draw, for each split, the share of its sequences that have a family, and how large its families are."""
+    """Draw, for each split, the fraction of its sequences that have a family, and the sizes of its families."""
     filled = _filled(statistics)
     with style():
         figure = Figure(figsize=(PAGE, 2.5))

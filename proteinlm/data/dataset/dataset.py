@@ -1,6 +1,6 @@
-"""The dataset on disk: plain TFDS in ArrayRecord files, and beside it manifest, statistics, provenance.
+"""The dataset on disk: a TFDS dataset in ArrayRecord files, with manifest, statistics and provenance beside it.
 
-Anyone can read it without this package and without TensorFlow:
+It can be read without this package and without TensorFlow:
 
     import tensorflow_datasets as tfds
     train = tfds.builder_from_directory("data/sprot").as_data_source("train")
@@ -25,7 +25,7 @@ from proteinlm.data.splits.rules import SPLITS
 from proteinlm.errors import InputError
 
 VERSION = "1.0.0"
-"""Of the layout: the features of the examples and the files beside them."""
+"""Version of the layout: the features of the examples, and the files beside them."""
 
 DATASET_INFO = "dataset_info.json"
 MANIFEST = "manifest.parquet"
@@ -34,11 +34,10 @@ PROVENANCE = "provenance.json"
 REJECTS = "rejects.tsv"
 
 RECORD_OPTIONS = "group_size:1,uncompressed"
-"""How ArrayRecord stores examples: each by itself.
+"""Options of ArrayRecord: each example is a group of its own, without compression.
 
-Grain and TFDS log an error for every file whose group size is not 1. Compressed one by one proteins hardly
-shrink, and writing takes four times as long; in groups of 16 files would be half as large and written no
-faster.
+Grain and TFDS log an error for every file with another group size. Compression of single proteins saves little space
+and makes writing four times slower. Groups of 16 would make the files half as large, but writing no faster.
 """
 
 MANIFEST_SCHEMA = pa.schema(
@@ -53,9 +52,10 @@ MANIFEST_SCHEMA = pa.schema(
         "taxon": pa.int32(),
     }
 )
-"""One row an example, in the dataset's order: train, valid, test, ood, and by digest inside each.
+"""Columns of the manifest. It has one row for each example, in dataset order: by split (train, valid, test, ood), and
+by digest within a split.
 
-Splits by identity add the split `near` at the end: sequences that are no examples, since they are in no split.
+Splits by identity add rows with the split `near` at the end: sequences that are in no split and so are no examples.
 """
 
 DESCRIPTION = (
@@ -65,7 +65,7 @@ DESCRIPTION = (
 
 
 def shard_name(name: str, split: str, shard: int, num_shards: int) -> str:
-    """Return the file name that TFDS expects for one shard."""
+    """Return the file name of a shard in TFDS."""
     return f"{name}-{split}.array_record-{shard:05d}-of-{num_shards:05d}"
 
 
@@ -79,19 +79,19 @@ def _varint(value: int) -> bytes:
 
 
 def _field(payload: bytes) -> bytes:
-    """One length-delimited protobuf field number 1."""
+    """Return a length-delimited protobuf field with number 1."""
     return b"\x0a" + _varint(len(payload)) + payload
 
 
 def _entry(key: bytes, values: Sequence[bytes]) -> bytes:
-    """One entry of Example.features.feature: a key and its Feature with a BytesList."""
+    """Return an entry of Example.features.feature: a key, and its Feature with a BytesList."""
     feature = _field(b"".join(map(_field, values)))
     return _field(_field(key) + b"\x12" + _varint(len(feature)) + feature)
 
 
 @functools.lru_cache(1 << 16)
 def _head(key: bytes, length: int) -> bytes:
-    """What stands before a single value of `length` bytes: the same for all values of that length."""
+    """Return the bytes before a single value of `length` bytes; they are the same for all values of this length."""
     return _entry(key, [bytes(length)])[: -length or None]
 
 
@@ -100,7 +100,7 @@ _DIGEST_HEAD = _head(b"digest", 32)
 
 @functools.lru_cache(1 << 16)
 def _middle(families: bytes, length: int) -> bytes:
-    """What stands between the digest and a sequence of `length` letters."""
+    """Return the bytes between the digest and a sequence of `length` letters."""
     return _entry(b"families", families.split(b";") if families else []) + _head(b"sequence", length)
 
 
@@ -110,16 +110,16 @@ def _features_head(size: int) -> bytes:
 
 
 def encode_example(accession: bytes, digest: bytes, families: bytes, sequence: bytes) -> bytes:
-    """Return a serialised tf.train.Example, fields in the order of their keys.
+    """Return a serialised tf.train.Example, with the fields in the order of their keys.
 
-    Written by hand: the bytes are those of protobuf's deterministic serialisation (a test compares them), in
-    a fifth of the time, and on every version of protobuf.
+    The bytes are those of protobuf's deterministic serialisation (a test compares them). This function takes a fifth of
+    its time and does not depend on the version of protobuf.
 
     Args:
-        accession: ASCII.
-        digest: 16 bytes; stored as 32 hexadecimal digits.
+        accession: accession in ASCII.
+        digest: MD5 of the sequence, 16 bytes; stored as 32 hexadecimal digits.
         families: PF ids joined by `;`; stored as a list.
-        sequence: canonical letters.
+        sequence: sequence in canonical letters.
     """
     head, middle = _head(b"accession", len(accession)), _middle(families, len(sequence))
     size = len(head) + len(accession) + len(_DIGEST_HEAD) + 32 + len(middle) + len(sequence)
@@ -129,11 +129,11 @@ def encode_example(accession: bytes, digest: bytes, families: bytes, sequence: b
 def decode_sequence(example: bytes) -> bytes:
     """Return the sequence of a serialised example.
 
-    `encode_example` puts it last, and letters are never a key, so it is found from the end, in a tenth of the time of
-    protobuf. An example in another order goes through protobuf.
+    `encode_example` writes the sequence last, and a sequence never contains a key, so it is searched from the end. This
+    takes a tenth of the time of protobuf, which reads examples with another order of the fields.
     """
     rest = len(example) - example.rfind(_SEQUENCE_KEY) - len(_SEQUENCE_KEY)
-    # Between key and letters stand three sizes: two bytes each and two tags, unless a protein is short or a giant.
+    # Three sizes are between key and letters: two bytes each and two tags, except for short and very long proteins.
     for between in (8, 5, 6, 7, 9, 10, 11):
         length = max(0, rest - between)
         if example.endswith(_head(b"sequence", length), 0, len(example) - length):
@@ -148,15 +148,15 @@ _SEQUENCE_KEY = _field(b"sequence") + b"\x12"
 
 
 def write_tfds_metadata(folder: Path, name: str, shard_lengths: Mapping[str, Sequence[int]]) -> None:
-    """Write dataset_info.json and features.json for shards that lie in `folder`.
+    """Write dataset_info.json and features.json for the shards in `folder`.
 
     Args:
-        folder: of the dataset.
-        name: TFDS's name of it, [a-z0-9_].
-        shard_lengths: examples in each shard of each split; a split without examples is left out, since TFDS
-            refuses to open an empty one.
+        folder: folder of the dataset.
+        name: name of the dataset in TFDS, [a-z0-9_].
+        shard_lengths: number of examples in each shard of each split; a split without examples is left out, since TFDS
+            cannot open an empty split.
     """
-    # Slow to import, and only the last step of ingest needs it.
+    # Slow to import, and only the last step of an ingest needs it.
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core.dataset_info import DatasetIdentity
     from tensorflow_datasets.core.splits import SplitDict
@@ -178,7 +178,7 @@ def write_tfds_metadata(folder: Path, name: str, shard_lengths: Mapping[str, Seq
         description=DESCRIPTION,
         features=features,
         homepage="https://www.uniprot.org",
-        # Examples come in the order of their digests, which is as good as shuffled and must stay.
+        # Examples are in the order of their digests, which is random enough, and TFDS must not change it.
         disable_shuffling=True,
     )
     info.set_file_format("array_record")
@@ -193,15 +193,15 @@ def write_tfds_metadata(folder: Path, name: str, shard_lengths: Mapping[str, Seq
 
 
 class ProteinDataset:
-    """A dataset that `proteinlm ingest` wrote, open for reading; it can be pickled.
+    """A dataset written by `proteinlm ingest`, open for reading; it can be pickled.
 
     Attributes:
-        path: its folder.
-        name, version: as TFDS has them.
+        path: folder of the dataset.
+        name, version: name and version in TFDS.
         counts: number of sequences in train, valid, test and ood; 0 for an empty split.
-        fingerprint: identifies the sequences of every split and their order, however many shards hold them.
-        provenance: sources, settings, and what was rejected, as in provenance.json.
-        statistics: of each split, over whole sequences.
+        fingerprint: identifier of the sequences of every split and their order; it does not depend on the shards.
+        provenance: content of provenance.json: sources, settings, counts of rejected records.
+        statistics: statistics of each split, over unclipped sequences.
     """
 
     def __init__(self, path: Path, info: dict[str, Any], provenance: dict[str, Any], statistics: dict[str, Any]):
@@ -219,7 +219,7 @@ class ProteinDataset:
 
     @property
     def how_split(self) -> str:
-        """How its splits were drawn, in a few words for a table."""
+        """Method of the splits, in a few words for a table."""
         splits = self.provenance["splits"]
         if "held_out" not in splits:
             return "splits of a published dataset"
@@ -230,15 +230,15 @@ class ProteinDataset:
 
     @classmethod
     def open(cls, path: str | os.PathLike) -> "ProteinDataset":
-        """Open a dataset's folder.
+        """Open the folder of a dataset.
 
         Raises:
-            InputError: it does not exist, is no dataset of this package, is unfinished, or lacks a file.
+            InputError: the folder does not exist, is no dataset of this package, is unfinished, or lacks a file.
         """
         path = Path(path)
         partial = path.with_name(f".{path.name}.partial")
         if not path.is_dir():
-            hint = f"; an ingest was begun ({partial}) and has not ended" if partial.is_dir() else ""
+            hint = f"; an ingest was started ({partial}) and is not finished" if partial.is_dir() else ""
             raise InputError(f"there is no dataset {path}{hint}: make one with proteinlm ingest --output {path}.")
         try:
             parts = [json.loads((path / part).read_bytes()) for part in (DATASET_INFO, PROVENANCE, STATISTICS)]
@@ -267,7 +267,7 @@ class ProteinDataset:
             raise InputError(f"{self.path} has no split {split!r}; it has {', '.join(self.counts)}.")
 
     def _column(self, split: str, column: str) -> pa.ChunkedArray:
-        """Read one column of one split: whole row groups where the split's rows lie, and no others."""
+        """Read a column of the manifest for one split; only row groups with rows of the split are read."""
         self._check(split)
         start = sum(self.counts[s] for s in SPLITS[: SPLITS.index(split)])
         stop = start + self.counts[split]
@@ -283,11 +283,11 @@ class ProteinDataset:
             return file.read_row_groups(groups, columns=[column]).column(column).slice(skip, stop - start)
 
     def lengths(self, split: str) -> np.ndarray:
-        """Return the residues of each sequence of a split, int32 [n], in the dataset's order."""
+        """Return the number of residues of each sequence of a split, int32 [n], in dataset order."""
         return self._column(split, "length").to_numpy().astype(np.int32)
 
     def digests(self, split: str) -> np.ndarray:
-        """Return the MD5 of each sequence of a split, uint8 [n, 16], in the dataset's order."""
+        """Return the MD5 of each sequence of a split, uint8 [n, 16], in dataset order."""
         column = self._column(split, "digest").combine_chunks()
         if not len(column):
             return np.zeros((0, 16), np.uint8)
@@ -295,7 +295,7 @@ class ProteinDataset:
         return joined[column.offset : column.offset + len(column)].copy()
 
     def sequences(self, split: str, indices: Sequence[int] | np.ndarray) -> list[bytes]:
-        """Return the canonical letters of the sequences at `indices` of a split, in the order asked for.
+        """Return the canonical letters of the sequences with these `indices` in a split, in the given order.
 
         Raises:
             IndexError: an index is outside 0 ... counts[split] - 1.
@@ -307,30 +307,30 @@ class ProteinDataset:
             raise IndexError(f"{self.path}, split {split}: {error}") from None
 
     def _source(self, split: str) -> Shards:
-        # Threads may ask at the same time; the one that comes first decides.
+        # Several threads may call this at the same time; all use the object of the first one.
         return self._sources.get(split) or self._sources.setdefault(
             split, Shards(self._files(split), self._shards.get(split, []))
         )
 
     def residue_counts(self, split: str) -> np.ndarray:
-        """Return how often each residue occurs in a split, int64 [25], order of `alphabet.RESIDUES`."""
+        """Return the count of each residue in a split, int64 [25], in the order of `alphabet.RESIDUES`."""
         self._check(split)
         return self.statistics[split].residues
 
     def manifest(self) -> pa.Table:
-        """Return the whole manifest (see MANIFEST_SCHEMA) in memory; `.to_pandas()` gives a data frame."""
+        """Read the whole manifest (see MANIFEST_SCHEMA) into memory; `.to_pandas()` gives a data frame."""
         return pq.read_table(self.path / MANIFEST, schema=MANIFEST_SCHEMA)
 
     def find(self, accession: str) -> tuple[str, list[int]] | None:
-        """Return the split and the row of a protein, for `sequences`; None if no copy has the accession."""
+        """Return the split of a protein and its indices for `sequences`; None if no record has the accession."""
         table = pq.read_table(self.path / MANIFEST, columns=["accession", "accessions"])
         row = pc.index(table.column("accession"), accession).as_py()
         if row < 0:
             names = table.column("accessions").combine_chunks()
-            place = pc.index(names.flatten(), accession).as_py()
-            if place < 0:
+            index = pc.index(names.flatten(), accession).as_py()
+            if index < 0:
                 return None
-            row = int(np.searchsorted(names.offsets.to_numpy(), place, "right")) - 1
+            row = int(np.searchsorted(names.offsets.to_numpy(), index, "right")) - 1
         for split in SPLITS:
             if row < self.counts[split]:
                 return split, [row]

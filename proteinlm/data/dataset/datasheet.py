@@ -1,7 +1,7 @@
-"""The datasheet of a dataset: what it holds, where it comes from, what was left out, and under which licence.
+"""The datasheet of a dataset: contents, origin, splits, preprocessing, and licence.
 
-Its questions are those of Gebru et al., Datasheets for Datasets (2021). Every number follows from the statistics and
-the provenance that stand beside it as JSON; nothing in it depends on the day or the machine.
+It answers the questions of Gebru et al., Datasheets for Datasets (2021). Every number comes from statistics.json or
+provenance.json beside it; nothing depends on the date or the machine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,27 +22,30 @@ from proteinlm.output.files import whole_file
 from proteinlm.output.pages import Block, Code, Figure, Heading, Table, Text, html_page, markdown_page
 
 DATASHEET = "datasheet"
-"""Stem of the page's files; figures are DATASHEET-NAME."""
+"""Stem of the files of the page; the figures are DATASHEET-NAME."""
 
 _LARGEST = 10
 _FILES = 50
-_PURPOSE = {"train": "to learn from", "valid": "to watch a training", "test": "to report", "ood": "to report"}
+_PURPOSE = {
+    "train": "for training", "valid": "for validation during training",
+    "test": "for reported results", "ood": "for reported results",
+}  # fmt: skip
 _DRAWN = {"valid": "drawn at random, ", "test": "drawn at random, ", "ood": "all proteins of the held-out families, "}
 _BY_IDENTITY = {
-    "valid": "clusters of like sequences, drawn at random, ",
-    "test": "clusters of like sequences, drawn at random, ",
+    "valid": "clusters of similar sequences, drawn at random, ",
+    "test": "clusters of similar sequences, drawn at random, ",
     "ood": "the proteins of the held-out families, ",
 }
 
 
 def draw_figures(folder: Path, statistics: Mapping[str, SplitStatistics]) -> None:
-    """Draw the figures of the datasheet (PNG and PDF) into a dataset's folder.
+    """Draw the figures of the datasheet (PNG and PDF).
 
     Args:
-        folder: of the dataset.
-        statistics: of each split.
+        folder: folder of the dataset.
+        statistics: statistics of each split.
     """
-    # Drawing takes longer to import than a small ingest takes, and only the last step needs it.
+    # The import of matplotlib takes longer than a small ingest, and only the last step needs it.
     from proteinlm.data.dataset import charts
     from proteinlm.output.figures import save_figure
 
@@ -57,15 +60,13 @@ def draw_figures(folder: Path, statistics: Mapping[str, SplitStatistics]) -> Non
 def write_datasheet(
     folder: Path, name: str, statistics: Mapping[str, SplitStatistics], provenance: Mapping[str, Any]
 ) -> None:
-    """Write the datasheet into a dataset's folder, where its figures are: datasheet.md and datasheet.html.
-
-    The HTML holds its figures and needs no other file.
+    """Write datasheet.md and datasheet.html; the HTML includes the figures.
 
     Args:
-        folder: of the dataset.
-        name: of the dataset.
-        statistics: of each split.
-        provenance: what provenance.json holds.
+        folder: folder of the dataset, which holds the figures.
+        name: name of the dataset.
+        statistics: statistics of each split.
+        provenance: content of provenance.json.
     """
     blocks = [
         *_composition(statistics, provenance["splits"]),
@@ -85,7 +86,7 @@ def write_datasheet(
 
 
 def _composition(statistics: Mapping[str, SplitStatistics], splits: Mapping[str, Any]) -> list[Block]:
-    # Of a published dataset's splits its own datasheet says what they are.
+    # The splits of a published dataset are described in its own datasheet.
     drawn = {} if "held_out" not in splits else _BY_IDENTITY if splits.get("identity") else _DRAWN
     sequences = sum(s.count for s in statistics.values())
     residues = sum(s.num_residues for s in statistics.values())
@@ -106,9 +107,9 @@ def _composition(statistics: Mapping[str, SplitStatistics], splits: Mapping[str,
         Table(list(frame.columns), frame.to_numpy().tolist()),
         Figure(f"{DATASHEET}-lengths.png", "Lengths of the sequences of each split, in bins of a third of a doubling."),
         Text(
-            "A record holds the accession, the MD5 of the sequence, its Pfam families and the sequence itself as text, "
-            "one letter a residue. The manifest adds the accessions of all copies and the taxon. There are no labels "
-            "but the families, and no personal data."
+            "A record holds the accession, the MD5 of the sequence, its Pfam families and the sequence as text, one "
+            "letter for each residue. The manifest adds the accessions of all copies and the taxon. The families are "
+            "the only labels. There is no personal data."
         ),
     ]
 
@@ -127,7 +128,7 @@ def _amino_acids(statistics: Mapping[str, SplitStatistics]) -> list[Block]:
         Heading("Amino acids"),
         Figure(
             f"{DATASHEET}-amino-acids.png",
-            "How frequent each amino acid is in all splits together, coloured by class (figure 9 of the Performer "
+            "Frequency of each amino acid in all splits together, coloured by class (figure 9 of the Performer "
             f"paper). Markers: {' and '.join(PUBLISHED)}, as published.",
         ),
         Text("Per cent of the residues of each split, and as published for UniProtKB/TrEMBL and Swiss-Prot."),
@@ -152,8 +153,8 @@ def _families(statistics: Mapping[str, SplitStatistics]) -> list[Block]:
     return [
         Heading("Families"),
         Text(
-            "Pfam families by split. A sequence with several domains counts for each of its families; one without a "
-            "family may still have one that the sources do not name."
+            "Pfam families by split. A sequence with several domains counts for each of its families. A sequence "
+            "without a family may have one that the sources do not name."
         ),
         Table(["split", "sequences", "with a family", "%", "families", "of these not in train"], rows),
         Figure(
@@ -170,32 +171,33 @@ def _by_size(statistics: SplitStatistics) -> list[tuple[str, int]]:
 
 
 def _splits(provenance: Mapping[str, Any]) -> list[Block]:
-    splits, found = provenance["splits"], provenance["held_out_sequences"]
+    splits, held_out = provenance["splits"], provenance["held_out_sequences"]
     blocks: list[Block] = [Heading("How it is split")]
     if "held_out" not in splits:
-        return [*blocks, Text("Its splits are those of a published dataset."), _settings(splits)]
+        return [*blocks, Text("The splits are those of a published dataset."), _settings(splits)]
     but = f", unless it is below {SHORTEST} residues" if splits.get("identity") else ""
     blocks.append(Text(f"A sequence that has a held-out family is `ood`{but}."))
     valid, test = f"{splits['valid']:g}", f"{splits['test']:g}"
     if splits.get("identity"):
         blocks += [
             Text(
-                f"Of the rest, {valid} are meant for `valid` and {test} for `test`; clusters of like ones stay whole. "
-                "Then what is near to a sequence of `valid`, `test` or `ood` left `train`, by the rule below; "
-                "`identity.md` beside this page shows how near the nearest of `train` was before and is now."
+                f"Of the other sequences, a fraction of {valid} is intended for `valid` and {test} for `test`. A "
+                "cluster of similar sequences is in one split. Then sequences near to one of `valid`, `test` or `ood` "
+                "were removed from `train`, by the rule below. `identity.md` beside this page shows the identity of "
+                "each split to `train` before and after."
             ),
             _settings(splits["identity"]),
         ]
     else:
         blocks.append(
             Text(
-                f"The MD5 of any other one, read as a number from 0 to 1, decides: the first {valid} are `valid`, the "
-                f"next {test} are `test`, the rest is `train`. So the splits depend on nothing but the sequences and "
-                "their families."
+                "The MD5 of each other sequence, read as a number from 0 to 1, decides its split: `test` below "
+                f"{test}, `valid` for the next {valid}, `train` above. So the splits depend on nothing but the "
+                "sequences and their families."
             )
         )
     if splits["held_out"]:
-        rows = [[family, f"{found.get(family, 0):,}"] for family in splits["held_out"]]
+        rows = [[family, f"{held_out.get(family, 0):,}"] for family in splits["held_out"]]
         blocks.append(Table(["held-out family", "sequences"], rows))
     else:
         blocks.append(Text("No family is held out."))
@@ -203,11 +205,11 @@ def _splits(provenance: Mapping[str, Any]) -> list[Block]:
 
 
 def _settings(settings: Mapping[str, Any]) -> Table:
-    """Return a table of names and values; of a mapping inside, its own names after its name."""
+    """Return a table of names and values; entries of a nested mapping have its name before theirs."""
     rows: list[list[str]] = []
     for name, value in settings.items():
-        inside = value.items() if isinstance(value, Mapping) else [("", value)]
-        rows += [[f"{name} {key}".strip().replace("_", " "), _plain(each)] for key, each in inside]
+        entries = value.items() if isinstance(value, Mapping) else [("", value)]
+        rows += [[f"{name} {key}".strip().replace("_", " "), _plain(each)] for key, each in entries]
     return Table(["setting", "value"], rows, left=2)
 
 
@@ -243,7 +245,7 @@ def _collection(provenance: Mapping[str, Any]) -> list[Block]:
 
 
 def _files(what: str, files: Sequence[Mapping[str, Any]], kind: str = "", number: str = "") -> Table:
-    """Return a table of files with their checksums; of each its `kind` and its `number` too, if named."""
+    """Return a table of files with their checksums, and with the entries named `kind` and `number`, if given."""
     columns = [name for name in ("path", kind, "md5", "bytes", number) if name]
     rows = [[_plain(file.get(name)) for name in columns] for file in files[:_FILES]]
     if len(files) > _FILES:
@@ -260,8 +262,8 @@ def _preprocessing(provenance: Mapping[str, Any]) -> list[Block]:
         Text(
             f"{records['read']:,} records were read; {sum(rejected.values()):,} were rejected. The "
             f"{records['taken']:,} others have {sequences:,} different sequences: copies became one record, which has "
-            "the families of all. Letters were made capital, J (leucine or isoleucine) became X, a stop (*) at the end "
-            "was dropped. Sequences stand in the order of their MD5."
+            "the families of all. Letters were converted to upper case, J (leucine or isoleucine) to X, and a stop (*) "
+            "at the end was removed. The sequences are in the order of their MD5."
         ),
     ]
     if provenance["sequences"].get("near"):
@@ -282,11 +284,11 @@ def _use(provenance: Mapping[str, Any]) -> list[Block]:
             "train[0]['sequence']"
         ),
         Text(
-            "`manifest.parquet` has a row for each sequence, `statistics.json` and `provenance.json` the numbers of "
-            "this page and more. It was made to train and to compare language models of proteins. It is no sample of "
-            "nature: some species and families were sequenced far more than others, "
+            "`manifest.parquet` has a row for each sequence; `statistics.json` and `provenance.json` have the numbers "
+            "of this page and more. The dataset is for training and comparing protein language models. It is not a "
+            "random sample of nature: some species and families were sequenced far more than others, "
             + _relatives(provenance["splits"])
-            + " and of the families in `ood` only the held-out ones must be new."
+            + " and of the families in `ood` only the held-out ones are certain to be absent from `train`."
         ),
         Text(f"Written by {provenance['written_by']}; fingerprint `{provenance['fingerprint']}`."),
     ]
@@ -296,12 +298,12 @@ def _near(splits: Mapping[str, Any]) -> str:
     if not splits.get("identity"):
         return "as in the published dataset"
     short = splits["identity"].get("too_short_to_be_searched", 0)
-    return f"too like evaluated ones, or (of {short:,}) below {SHORTEST} residues, where a search finds too little"
+    return f"too similar to evaluated ones, or ({short:,} of them) below {SHORTEST} residues, too short for a search"
 
 
 def _relatives(splits: Mapping[str, Any]) -> str:
     if "held_out" not in splits:
-        return "how near `test` is to `train` is for the published dataset to say,"
+        return "the published dataset determines how near `test` is to `train`,"
     if splits.get("identity"):
         threshold = f"{100 * splits['identity']['threshold']:g} %"
         return f"below {threshold} identity a sequence of `test` may have relatives in `train`,"

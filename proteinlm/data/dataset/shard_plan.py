@@ -1,4 +1,4 @@
-"""Which examples go into which file of the dataset."""
+"""Plan of the shards: which examples are in which file of the dataset."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -8,10 +8,11 @@ import numpy as np
 from proteinlm.data.dataset.dataset import MANIFEST, shard_name
 
 SHARD_BYTES = 256 << 20
+"""Intended size of a shard."""
 
 
 class Shard(NamedTuple):
-    """One file to write: its number of `num_shards`, and rows start ... stop of reduced buckets, in order."""
+    """A file to write: its index of `num_shards`, and pieces (bucket, start, stop) of the reduced buckets, in order."""
 
     split: str
     index: int
@@ -25,11 +26,12 @@ class Shard(NamedTuple):
 
 
 def plan_shards(split: str, bucket_counts: Sequence[int], num_shards: int) -> list[Shard]:
-    """Cut a split into shards whose numbers of examples differ by one at most, in the order of the digests.
+    """Cut a split into shards whose numbers of examples differ by at most one, in the order of the digests.
 
     Args:
-        bucket_counts: examples of the split in each bucket, in order.
-        num_shards: more than there are examples is as many as there are.
+        split: name of the split.
+        bucket_counts: number of examples of the split in each bucket, in order.
+        num_shards: number of shards; at most one for each example is made.
     """
     edges = np.concatenate(([0], np.cumsum(bucket_counts)))
     total = int(edges[-1])
@@ -51,13 +53,13 @@ def plan_shards(split: str, bucket_counts: Sequence[int], num_shards: int) -> li
 def plan_files(
     name: str, counts: Mapping[str, Sequence[int]], example_bytes: Mapping[str, int], num_shards: int
 ) -> dict[str, Shard | Mapping[str, Sequence[int]]]:
-    """Return each file to write and its task: of a shard the shard, of the manifest the counts.
+    """Return the name and the task of each file to write: a `Shard`, or the counts for the manifest.
 
     Args:
-        name: of the dataset.
-        counts: examples of each split in each bucket, in order.
-        example_bytes: of each split.
-        num_shards: files a split is cut into; 0 takes one for each SHARD_BYTES.
+        name: name of the dataset.
+        counts: number of manifest rows of each split in each bucket, in order.
+        example_bytes: size of the examples of each split.
+        num_shards: number of files of each split; 0 takes one for each SHARD_BYTES.
     """
     tasks: dict[str, Shard | Mapping[str, Sequence[int]]] = {MANIFEST: counts}
     for split, size in example_bytes.items():

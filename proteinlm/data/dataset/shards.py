@@ -1,8 +1,8 @@
-"""Batched random access to ArrayRecord files, for threads that read small batches all the time.
+"""Random access to batches of records in ArrayRecord files, for threads that read many small batches.
 
-`array_record`'s own data source starts a thread for each file that a batch meets, at every call; with some hundred
-files and a batch of some ten proteins that is most of the time. Here a call reads file by file in the thread that asks
-(the reader lets go of Python's lock), and whoever reads ahead does so with as many threads as they like.
+The data source of `array_record` starts a thread for each file of a batch, at every call. With a hundred files and
+batches of ten proteins this takes most of the time. Here a call reads one file after another in the calling thread (the
+reader releases Python's global lock), and the caller may use any number of threads.
 """
 
 import itertools
@@ -15,11 +15,11 @@ import numpy as np
 
 
 class Shards:
-    """The records of several files one after another; threads may share it.
+    """The records of several files one after another; several threads may use one object.
 
     Args:
         paths: ArrayRecord files.
-        lengths: number of records of each, so that a file is opened when it is first read, not before.
+        lengths: number of records of each file. With these, a file is opened only when it is read.
     """
 
     def __init__(self, paths: Sequence[str | os.PathLike], lengths: Sequence[int]):
@@ -35,28 +35,28 @@ class Shards:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[bytes]:
-        """Return the records at `indices`, in the order asked for.
+        """Return the records with these `indices`, in the given order.
 
         Raises:
             IndexError: an index is outside 0 ... len - 1.
         """
-        wanted = np.asarray(indices, np.int64).reshape(-1)
-        if not wanted.size:
+        rows = np.asarray(indices, np.int64).reshape(-1)
+        if not rows.size:
             return []
-        if wanted.min() < 0 or wanted.max() >= len(self):
-            raise IndexError(f"there are rows 0 to {len(self) - 1}; asked for {wanted.min()} to {wanted.max()}")
-        shards = np.searchsorted(self._edges, wanted, "right") - 1
+        if rows.min() < 0 or rows.max() >= len(self):
+            raise IndexError(f"there are rows 0 to {len(self) - 1}; asked for {rows.min()} to {rows.max()}")
+        shards = np.searchsorted(self._edges, rows, "right") - 1
         order = np.argsort(shards, kind="stable")
-        shards, places = shards[order], wanted[order] - self._edges[shards[order]]
+        shards, offsets = shards[order], rows[order] - self._edges[shards[order]]
         cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(order)]
-        found: list[bytes] = []
+        records: list[bytes] = []
         for start, stop in itertools.pairwise(cuts):
-            found += self._reader(int(shards[start])).read(places[start:stop].tolist())
+            records += self._reader(int(shards[start])).read(offsets[start:stop].tolist())
         if len(cuts) == 2:
-            return found
+            return records
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
-        return [found[place] for place in back.tolist()]
+        return [records[i] for i in back.tolist()]
 
     def _reader(self, shard: int) -> Any:
         if self._readers[shard] is None:
@@ -64,7 +64,7 @@ class Shards:
 
             with self._lock:
                 if self._readers[shard] is None:
-                    # What follows a record was not asked for: nothing is read ahead.
+                    # Access is random, so nothing is read ahead.
                     self._readers[shard] = array_record_module.ArrayRecordReader(
                         self._paths[shard], options="readahead_buffer_size:0", file_reader_buffer_size=1 << 15
                     )

@@ -1,7 +1,7 @@
-"""What a dataset holds: the paper's Table 1, amino acids, families, the baseline that knows only frequencies.
+"""Statistics of a dataset: Table 1 of the Performer paper, amino acids, families, and the empirical baseline.
 
-All of it follows from sums that one pass makes: sequences of each length, residues of each kind, sequences of each
-family. Medians are exact, and the sums of two parts of a split add up to those of the whole.
+All follow from sums of one pass: the number of sequences of each length, of residues of each kind, and of sequences of
+each family. Medians are exact, and the sums of two parts of a split add up to those of the split.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from rich.table import Table
 from proteinlm import alphabet
 
 CONCAT_LENGTH = 8192
-"""Tokens of a window of the paper's concatenated form."""
+"""Number of tokens in a window of the concatenated form in the Performer paper."""
 
 TREMBL_2023_04 = {
     "A": 9.03, "R": 5.84, "N": 3.79, "D": 5.47, "C": 1.29, "Q": 3.80, "E": 6.24, "G": 7.27, "H": 2.22, "I": 5.53,
@@ -32,14 +32,14 @@ SWISS_PROT_50_8 = {
 """Per cent of the 20 residues in Swiss-Prot 50.8 (October 2006), the background of HMMER 3."""
 
 PUBLISHED = {"TrEMBL 2023_04": TREMBL_2023_04, "Swiss-Prot 50.8": SWISS_PROT_50_8}
-"""Frequencies that others counted, per cent, by name."""
+"""Published frequencies, per cent, by name."""
 
 
 def count_residues(sequences: Iterable[bytes]) -> np.ndarray:
-    """Count residues, int64 [25] in the order of `alphabet.RESIDUES`."""
+    """Return the number of residues of each kind, int64 [25], in the order of `alphabet.RESIDUES`."""
     letters = np.frombuffer(b"".join(sequences), np.uint8)
     counts = np.zeros(256, np.int64)
-    # bincount widens to 8 bytes a letter: in pieces, so that memory stays small.
+    # bincount converts letters to 8 bytes each: it is called on pieces, to save memory.
     for start in range(0, len(letters), 1 << 20):
         counts += np.bincount(letters[start : start + (1 << 20)], minlength=256)
     return counts[np.frombuffer(alphabet.RESIDUES.encode(), np.uint8)]
@@ -47,14 +47,14 @@ def count_residues(sequences: Iterable[bytes]) -> np.ndarray:
 
 @dataclass
 class SplitStatistics:
-    """Sums over the sequences of one split; two of them add up, in any order.
+    """Sums over the sequences of one split; the sums of several parts can be added in any order.
 
     Attributes:
         lengths: number of sequences of each length in residues, from which every row of Table 1 follows
             exactly.
         residues: int64 [25], counts in the order of `alphabet.RESIDUES`.
         families: number of sequences that have each family.
-        with_families: number of sequences that have any.
+        with_families: number of sequences that have a family.
     """
 
     lengths: dict[int, int] = field(default_factory=dict)
@@ -63,15 +63,15 @@ class SplitStatistics:
     with_families: int = 0
 
     def add(self, lengths: np.ndarray, residues: np.ndarray) -> None:
-        """Add sequences: their lengths, int [n], and their residue counts, int64 [25]."""
+        """Add sequences, given by their lengths, int [n], and their residue counts, int64 [25]."""
         values, counts = np.unique(lengths, return_counts=True)
         for value, count in zip(values.tolist(), counts.tolist(), strict=True):
             self.lengths[value] = self.lengths.get(value, 0) + count
         self.residues = self.residues + residues
 
     def add_families(self, families: Iterable[bytes]) -> None:
-        """Add the families of sequences: of each, the ids joined by `;`, or nothing."""
-        # Few texts are different: most proteins of a family have the same domains.
+        """Add the families of sequences: for each, the ids joined by `;`, or an empty text."""
+        # There are few distinct texts, since most proteins of a family have the same domains.
         for text, count in Counter(families).items():
             if text:
                 self.with_families += count
@@ -94,15 +94,15 @@ class SplitStatistics:
 
     @property
     def num_residues(self) -> int:
-        """Residues of all sequences."""
+        """Number of residues in all sequences."""
         return sum(value * count for value, count in self.lengths.items())
 
     def row(self) -> dict[str, float]:
-        """Return count, and min, max, mean, std (population) and median of the lengths; NaN for none."""
+        """Return count, and min, max, mean, std (population) and median of the lengths; NaN without sequences."""
         n = self.count
         if not n:
             return _row(0)
-        # Whole numbers of any size: the mean and the variance round once, at the end.
+        # Python integers are exact, so mean and variance are rounded only once, at the end.
         total = self.num_residues
         squares = sum(value * value * count for value, count in self.lengths.items())
         return {
@@ -123,16 +123,16 @@ class SplitStatistics:
         raise IndexError(f"rank {rank} of {seen} sequences")
 
     def windows(self, length: int) -> int:
-        """Return how many whole windows of `length` tokens the sequences make, <eos> after each."""
+        """Return the number of full windows of `length` tokens in the stream of sequences with <eos> after each."""
         return (self.num_residues + self.count) // length
 
     def concat_row(self, length: int = CONCAT_LENGTH) -> dict[str, float]:
-        """Return the row of Table 1 for whole windows of `length` tokens: all are that long."""
+        """Return the row of Table 1 for full windows of `length` tokens."""
         count = self.windows(length)
         return _row(count, min=length, max=length, mean=length, std=0, median=length) if count else _row(0)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what statistics.json holds for a split."""
+        """Return the entry of statistics.json for a split."""
         row = {name: None if value != value else value for name, value in self.row().items()}
         residues = dict(zip(alphabet.RESIDUES, self.residues.tolist(), strict=True))
         return {
@@ -145,7 +145,7 @@ class SplitStatistics:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "SplitStatistics":
-        """Read what `to_json` wrote."""
+        """Read an entry of `to_json`."""
         residues = np.array([data["residues"][letter] for letter in alphabet.RESIDUES], np.int64)
         lengths = {int(value): int(count) for value, count in data["lengths"]}
         # Older datasets lack the families; only a datasheet, made by ingest itself, needs them.
@@ -153,33 +153,24 @@ class SplitStatistics:
 
 
 def _row(count: int, **figures: float) -> dict[str, float]:
-    """Return a row of Table 1; without figures, NaN for each."""
+    """Return a row of Table 1; all figures are NaN if none is given."""
     names = ("min", "max", "mean", "std", "median")
     return {"count": count, **(figures or dict.fromkeys(names, float("nan")))}
 
 
 def table(statistics: Mapping[str, SplitStatistics]) -> pd.DataFrame:
-    """Return Table 1: one row a split, columns count, min, max, mean, std, median (residues)."""
-    return _frame({split: s.row() for split, s in statistics.items()})
-
-
-def concat_table(statistics: Mapping[str, SplitStatistics], length: int = CONCAT_LENGTH) -> pd.DataFrame:
-    """Return Table 1 of the concatenated form: whole windows of `length` tokens, <eos> after each sequence."""
-    return _frame({split: s.concat_row(length) for split, s in statistics.items()})
-
-
-def _frame(rows: dict[str, dict[str, float]]) -> pd.DataFrame:
-    frame = pd.DataFrame.from_dict(rows, orient="index")
+    """Return Table 1: one row for each split; columns count, min, max, mean, std, median (residues)."""
+    frame = pd.DataFrame.from_dict({split: s.row() for split, s in statistics.items()}, orient="index")
     frame["count"] = frame["count"].astype(np.int64)
     return frame.rename_axis("split")
 
 
 def table_1(statistics: Mapping[str, SplitStatistics], *, concat_length: int | None = None) -> pd.DataFrame:
-    """Return the paper's Table 1 as text: the split in the first column, "-" where an empty one has no figure.
+    """Return Table 1 of the Performer paper as text: the split in the first column, "-" for figures of an empty split.
 
     Args:
-        statistics: of each split.
-        concat_length: adds a row a split for its concatenated form, windows of so many tokens.
+        statistics: statistics of each split.
+        concat_length: number of tokens in a window; adds a row for the concatenated form of each split.
     """
     rows = [(split, s.row()) for split, s in statistics.items()]
     if concat_length is not None:
@@ -194,10 +185,10 @@ def table_1(statistics: Mapping[str, SplitStatistics], *, concat_length: int | N
 
 
 def family_table(statistics: Mapping[str, SplitStatistics]) -> pd.DataFrame:
-    """Return the families of each split: one row a split.
+    """Return counts of families, one row for each split.
 
-    Columns: sequences; with_families, those that have any; families, different ones; largest, sequences of the most
-    frequent one, 0 for none; not_in_train, families that no sequence of train has.
+    Columns: sequences; with_families, sequences that have a family; families, distinct families; largest, sequences of
+    the most frequent family, 0 without families; not_in_train, families that no sequence of train has.
     """
     seen = statistics["train"].families.keys() if "train" in statistics else {}.keys()
     rows = {
@@ -214,7 +205,7 @@ def family_table(statistics: Mapping[str, SplitStatistics]) -> pd.DataFrame:
 
 
 def frequencies(statistics: Mapping[str, SplitStatistics]) -> pd.DataFrame:
-    """Return the share of each residue (rows, order of `alphabet.RESIDUES`) in each split; NaN if empty."""
+    """Return the fraction of each residue (rows, in the order of `alphabet.RESIDUES`) in each split; NaN if empty."""
     columns = {}
     for split, s in statistics.items():
         total = s.residues.sum()
@@ -223,7 +214,7 @@ def frequencies(statistics: Mapping[str, SplitStatistics]) -> pd.DataFrame:
 
 
 def render(statistics: Mapping[str, SplitStatistics]) -> tuple[Table, Table]:
-    """Return Table 1 and the amino-acid frequencies (per cent) for the terminal."""
+    """Return Table 1 and the amino-acid frequencies (per cent) as tables for the terminal."""
     lengths = Table(title="Sequences without copies; lengths in residues")
     frame = table_1(statistics)
     for name in frame.columns:
@@ -241,7 +232,7 @@ def render(statistics: Mapping[str, SplitStatistics]) -> tuple[Table, Table]:
 
 @dataclass(frozen=True)
 class EmpiricalBaseline:
-    """The guess that knows nothing but how often each residue occurs (the paper's "empirical baseline").
+    """The empirical baseline of the Performer paper: it predicts each residue with its frequency in a split.
 
     Attributes:
         log_probs: float64 [25], natural logarithms, in the order of `alphabet.RESIDUES`.
@@ -251,7 +242,7 @@ class EmpiricalBaseline:
 
     @classmethod
     def fit(cls, residue_counts: np.ndarray) -> "EmpiricalBaseline":
-        """Fit on counts, int [25], with one added to each, so that no residue is impossible."""
+        """Fit to counts, int [25], with one added to each, so that no residue has probability 0."""
         counts = np.asarray(residue_counts, np.float64)
         if counts.shape != (alphabet.NUM_RESIDUES,):
             raise ValueError(f"residue_counts has shape {counts.shape}; expected ({alphabet.NUM_RESIDUES},)")
@@ -260,20 +251,20 @@ class EmpiricalBaseline:
 
     @property
     def argmax(self) -> int:
-        """Index of the residue that it always predicts."""
+        """Index of the most frequent residue, which is always predicted."""
         return int(np.argmax(self.log_probs))
 
     def nll(self, residue_counts: np.ndarray) -> float:
-        """Return the summed negative log likelihood (nats) of residues given by their counts, [25]."""
+        """Return the sum of the negative log-likelihoods (nats) of residues, given by their counts, [25]."""
         return float(-(np.asarray(residue_counts, np.float64) @ self.log_probs))
 
     def accuracy(self, residue_counts: np.ndarray) -> float:
-        """Return the share of residues that it guesses; NaN for none."""
+        """Return the fraction of residues that are predicted correctly; NaN without residues."""
         counts = np.asarray(residue_counts)
         total = counts.sum()
         return float(counts[self.argmax] / total) if total else float("nan")
 
     def perplexity(self, residue_counts: np.ndarray) -> float:
-        """Return exp of the mean cross entropy; NaN for no residues."""
+        """Return exp of the mean cross entropy; NaN without residues."""
         total = np.asarray(residue_counts).sum()
         return float(np.exp(self.nll(residue_counts) / total)) if total else float("nan")

@@ -192,7 +192,7 @@ def test_what_is_no_dataset_is_refused(folder, tmp_path):
     with pytest.raises(InputError, match="there is no dataset .*absent: make one with proteinlm ingest"):
         ProteinDataset.open(tmp_path / "absent")
     (tmp_path / ".absent.partial").mkdir()
-    with pytest.raises(InputError, match="was begun .* and has not ended"):
+    with pytest.raises(InputError, match="was started .* and is not finished"):
         ProteinDataset.open(tmp_path / "absent")
     with pytest.raises(InputError, match=r"lacks dataset_info\.json, so it is no dataset"):
         ProteinDataset.open(tmp_path)

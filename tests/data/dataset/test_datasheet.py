@@ -154,11 +154,11 @@ def test_splits_that_were_decided_otherwise(folder, tmp_path):
     assert "| threshold | 0.5 |" in text
     assert "| moved by search | 30, 2 |" in text
     assert "depend on nothing but" not in text
-    assert "`test`, clusters of like sequences, drawn at random, to report" in text
+    assert "`test`, clusters of similar sequences, drawn at random, for reported results" in text
     assert "below 50 % identity a sequence of `test` may have relatives" in text
     assert "`identity.md` beside this page" in text
     assert "1,234 of them are in no split" in text
-    assert "too like evaluated ones, or (of 17) below 30 residues" in text
+    assert "too similar to evaluated ones, or (17 of them) below 30 residues" in text
     assert "is `ood`, unless it is below 30 residues." in text
     published = {"manifest": {"path": "old.parquet", "sequences": 5000}, "absent": 7}
     text = page(folder, tmp_path, splits=published)

@@ -13,7 +13,6 @@ from proteinlm import alphabet
 from proteinlm.data.dataset.statistics import (
     EmpiricalBaseline,
     SplitStatistics,
-    concat_table,
     count_residues,
     family_table,
     frequencies,
@@ -71,10 +70,10 @@ def test_counting_in_pieces():
 def test_windows_have_an_eos_after_each_protein():
     assert of(b"AAA", b"AAAA").windows(3) == 3
     assert of(b"AAA", b"AAAA").windows(10) == 0
-    frame = concat_table({"train": of(b"AAA", b"AAAA"), "ood": of(b"A")}, 9)
-    assert frame.loc["train"].tolist() == [1, 9, 9, 9, 0, 9]
-    assert frame.loc["ood", "count"] == 0
-    assert frame.loc["ood"].isna().sum() == 5
+    assert list(of(b"AAA", b"AAAA").concat_row(9).values()) == [1, 9, 9, 9, 0, 9]
+    empty = of(b"A").concat_row(9)
+    assert empty["count"] == 0
+    assert np.isnan(list(empty.values())).sum() == 5
 
 
 @pytest.mark.parametrize(("count", "mean", "published"), [(104_863_744, 353.09, 4_532_224), (102_400, 353.62, 4_096)])
