@@ -6,10 +6,11 @@ RUNS := runs/quickstart
 PLM := $(BIN)/proteinlm
 WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # XLA takes its buffers anew for each step; in huge pages that costs a fifth of the step less on a CPU (Linux, glibc).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: quickstart clean-quickstart test lint format notebooks docs clean
+.PHONY: quickstart clean-quickstart test test-all lint format notebooks docs clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "proteinlm needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11")'
@@ -40,6 +41,10 @@ clean-quickstart:
 	rm -rf $(RUNS)
 
 test: $(VENV)/installed-dev lint
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+
+# With the slow ones: kills at every file operation, whole notebooks, several processes and devices.
+test-all: $(VENV)/installed-dev lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # Runs them from the first cell to the last, in notebooks/, where their runs stay (notebooks/runs).

@@ -25,11 +25,21 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 import jax
 import jaxtyping
 import pytest
+from hypothesis import settings
+from report_skips import (  # noqa: F401 (hooks of pytest)
+    pytest_deselected,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+)
 from sample import sample_records
 
 jaxtyping.install_import_hook(["proteinlm.models", "proteinlm.inference", "proteinlm.analysis"], "beartype.beartype")
 write_whole()
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# How long an example takes depends on what else this machine does.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 
 SHARED = Path(__file__).parents[2] / "shared"
 
@@ -39,7 +49,7 @@ def shared_data() -> Path:
     """The folder of real data beside the project, where there is one."""
     folder = SHARED / "data"
     if not folder.is_dir():
-        pytest.skip(f"needs the shared data folder, absent here: {folder}")
+        pytest.skip(f"needs the real data of the authors: no package, a folder {folder}")
     return folder
 
 

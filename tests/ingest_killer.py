@@ -16,10 +16,8 @@ import tensorflow_datasets  # noqa: F401
 from rich.console import Console
 from tensorflow_datasets.core.dataset_info import DatasetIdentity  # noqa: F401
 
-from proteinlm.data.ingest import progress as marker
-from proteinlm.data.ingest import steps as stages
+from proteinlm.data.ingest import progress, steps
 from proteinlm.data.ingest.ingest import IngestConfig, ingest
-from proteinlm.data.ingest.local import MARKER
 from proteinlm.data.sources import files as data_sources
 from proteinlm.data.sources import spill
 from proteinlm.data.splits.rules import SplitsConfig
@@ -38,11 +36,11 @@ class Child:
         self.calls = {"map_block": 0, "reduce_bucket": 0, "write_shard": 0}
 
     def run(self, output: Path) -> None:
-        marker.SAVE_SECONDS, data_sources._READ_BYTES = 0.0, 500
+        progress.SAVE_SECONDS, data_sources._READ_BYTES = 0.0, 500
         # What a process has written outlives it without that; only a power cut needs it, and it takes time.
-        marker.sync_file_system = lambda folder: None
+        progress.sync_file_system = lambda folder: None
         for name in self.calls:
-            setattr(stages, name, self.counted(name, getattr(stages, name)))
+            setattr(steps, name, self.counted(name, getattr(steps, name)))
         spill.open = lambda path, mode: Torn(self, open(path, mode)) if mode == "ab" else open(path, mode)  # noqa: SIM115
         sys.addaudithook(self.hook)
         config = IngestConfig(
@@ -53,9 +51,9 @@ class Child:
             ingest(sorted(self.place.glob("*.fasta")), output, config, console=Console(file=nowhere))
 
     def counted(self, name, function):
-        def call(*arguments):
+        def call(*arguments, **settings):
             self.calls[name] += 1
-            return function(*arguments)
+            return function(*arguments, **settings)
 
         return call
 
@@ -128,7 +126,7 @@ def main(place, step):
     for deadline in range(1, total + 1, step):
         killed, _, _ = run_child(place, output, deadline)
         finished = output.exists()
-        state = json.loads((left / MARKER).read_text())["state"] if (left / MARKER).exists() else {}
+        state = json.loads((left / progress.MARKER).read_text())["state"] if (left / progress.MARKER).exists() else {}
         again = {} if finished else run_child(place, output, NEVER)[2]
         runs.append(
             {

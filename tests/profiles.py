@@ -7,7 +7,7 @@ import pytest
 
 def profile(sequence: str, name="Kunitz_BPTI", accession="PF00014.99", gathering=(30.0, 30.0)):
     """Return a profile; the test is skipped without pyhmmer."""
-    pyhmmer = pytest.importorskip("pyhmmer", reason="needs the extra `pfam`")
+    pyhmmer = pytest.importorskip("pyhmmer", reason="needs pyhmmer: pip install -e '.[pfam]'")
     amino = pyhmmer.easel.Alphabet.amino()
     query = pyhmmer.easel.TextSequence(name=name.encode(), sequence=sequence).digitize(amino)
     made, _, _ = pyhmmer.plan7.Builder(amino).build(query, pyhmmer.plan7.Background(amino))

@@ -46,7 +46,7 @@ def test_the_page_of_the_api_begins_with_the_lines_of_the_readme():
 @pytest.mark.slow
 def test_the_site_is_built(tmp_path):
     """With --strict: a link or a reference that leads nowhere fails it."""
-    pytest.importorskip("mkdocs", reason="needs the extra docs: pip install -e '.[docs]'")
+    pytest.importorskip("mkdocs", reason="needs mkdocs: pip install -e '.[docs]'")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
         cwd=DOCS.parent, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False,

@@ -82,9 +82,10 @@ def test_configs_import_the_config_alone(path):
 # Phases of the ingest have no meaning alone; their tests run through it.
 TESTED_ELSEWHERE = {
     f"data/ingest/{name}.py": "data/ingest/test_ingest.py"
-    for name in ("config", "source_accounts", "local", "steps", "workers", "summary")
+    for name in ("config", "source_accounts", "local", "steps", "results")
 } | {
     "cli/analyze_options.py": "cli/test_analyze.py",
+    "cli/analyze_parts.py": "cli/test_analyze.py",
     "cli/options.py": "cli/test_main.py",
     "cli/ingest.py": "cli/test_main.py",
     "cli/train.py": "cli/test_main.py",

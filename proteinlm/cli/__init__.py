@@ -1,1 +1,1 @@
-"""The command line: one function a command, which parses options and calls the package."""
+"""The command line: one function per command, which parses options and calls the package."""

@@ -1,4 +1,4 @@
-"""Options of `proteinlm analyze`. Nothing heavy is imported here: the help is read from it."""
+"""Options of `proteinlm analyze`; this file imports no library that is slow to load, so that --help answers at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,27 +9,27 @@ import tyro
 
 DEFAULT_PROTEIN = "BPT1_BOVIN"
 Part = Literal["maps", "kinds", "similarity", "windows", "structure"]
-"""What can be drawn; see `Analyze.parts`."""
+"""Names of the parts; see the docstring of `Analyze`."""
 
 
 @dataclass(frozen=True)
 class Analyze:
-    """Draw what attention learned. All of it is measured by one-hot V probing, which is exact for every mechanism.
+    """Draw what attention learned, measured by one-hot V probing, which is exact for every attention mechanism.
 
     Writes PNG, PDF and the arrays behind each figure into the run's folder:
 
     maps: attention.png (Figure 10 of the Performer paper: layers x heads), heads.png (Figure 11: a few heads in
     detail), lines.png (Figure 12: the first 25 residues as lines), attention.html (pick a head, read every weight).
 
-    kinds: head_kinds.png and .csv, which heads are diagonal, vertical, block, scattered or diffuse.
+    kinds: head_kinds.png and .csv: the heads that are diagonal, vertical, block, scattered or diffuse.
 
-    similarity: similarity.png (Figure 13: amino acids as attention sees them, beside BLOSUM), tables by layer and head.
+    similarity: similarity.png (Figure 13: similarity of amino acids, beside BLOSUM), and tables by layer and head.
 
     windows: windows_shares.png and windows_pairs.png, attention within and across the proteins of concatenated windows.
 
     structure: contacts.png and contact_precision.png, attention against the contacts of a PDB or mmCIF file.
 
-    analysis.json says of each part which run, step, dataset and split it is of.
+    analysis.json has the run, step, dataset, split and numbers of each part.
 
     Examples: proteinlm analyze runs/masked --protein my.fasta --sequences 800
 
@@ -41,33 +41,33 @@ class Analyze:
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of a run."""
     parts: tuple[Part, ...] = ()
-    """Which of the above; by default maps, kinds and similarity, windows for a run on concatenated sequences, structure
-    where one is given."""
+    """Parts to draw; by default maps, kinds and similarity, windows for a run on concatenated sequences, and structure
+    if --structure is given."""
     protein: str = DEFAULT_PROTEIN
     """Protein of the maps: BPT1_BOVIN (P00974, as in the paper), a FASTA file (its first record), or an accession of
-    the dataset. Named with --structure, it is what the structure is laid on; else the structure's own sequence is."""
+    the dataset. With --structure: the protein that the model reads, instead of the sequence in the structure file."""
     layers: tuple[int, ...] = ()
     """Layers of the maps, counted from 0; by default the first 4, and all in attention.html."""
     heads: tuple[int, ...] = ()
     """Heads of the maps, counted from 0; by default the first 8, and all in attention.html."""
     sequences: int = 800
-    """Sequences of `split` that kinds (at most 100 of them) and similarity are aggregated over; 0 leaves both out."""
+    """Number of sequences of the split for kinds (at most 100) and similarity; 0 leaves both out."""
     split: str = "test"
-    """Split that they come from, in the dataset's order, windows too."""
+    """Split of the sequences and windows, taken in the order of the dataset."""
     blosum: str = "BLOSUM62"
-    """Matrix beside the similarity: BLOSUM45, 50, 62, 80 or 90."""
+    """Substitution matrix beside the similarity: BLOSUM45, 50, 62, 80 or 90."""
     order: Literal["classes", "clustered"] = "classes"
-    """Order of the amino acids in its figure: by class, or by clustering."""
+    """Order of the amino acids in the similarity figure: by class, or by clustering."""
     windows: int = 2
-    """Concatenated windows; each is read several times, for the shuffled control too."""
+    """Number of concatenated windows; each is read several times, also with shuffled residues as a control."""
     structure: Path | None = None
     """PDB or mmCIF file."""
     chain: str | None = None
-    """Its chain; by default the first that is a protein."""
+    """Chain of the structure file; by default the first that is a protein."""
     training_structures: tuple[Path, ...] = ()
-    """Other structures, to fit the regression over heads on."""
+    """Other structures, on which the regression over heads is fitted."""
     dataset: Path | None = None
-    """Another dataset than the one that the run was trained on."""
+    """Folder of another dataset than the one of training."""
     step: int | Literal["best", "last"] = "last"
     """Checkpoint to analyze: a step, best (lowest loss on valid of those kept) or last (the newest)."""
     output: Path | None = None

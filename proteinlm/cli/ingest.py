@@ -1,14 +1,50 @@
-"""`proteinlm ingest`: its options are in data/ingest/options.py."""
+"""`proteinlm ingest`: the call of the ingest. Its options are in ingest_options.py."""
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+from proteinlm.errors import InputError
 
 
 def ingest(arguments: Sequence[str]) -> None:
-    """Run `proteinlm ingest`."""
-    # The page of help is printed here; it needs none of the libraries of an ingest.
-    from proteinlm.data.ingest.options import parse_ingest
+    """Run `proteinlm ingest` and print a summary; the source `sample` is the proteins of the package."""
+    # The page of help is printed here, before anything heavy is imported.
+    from proteinlm.cli.ingest_options import parse_ingest
 
     options = parse_ingest(arguments)
-    from proteinlm.data.ingest.ingest import ingest_command
+    from rich.console import Console
 
-    ingest_command(options)
+    from proteinlm.data.ingest import ingest as data_ingest
+    from proteinlm.data.ingest.config import IngestConfig
+    from proteinlm.data.sources import releases
+    from proteinlm.data.splits.rules import SplitsConfig
+
+    families, sources = options.family.families, [*options.sources]
+    # The name ./sample still reaches a file of that name in the working folder.
+    if "sample" in sources:
+        sources[sources.index("sample")] = os.fspath(data_ingest.SAMPLE / "proteins.fasta.gz")
+        families = (*families, os.fspath(data_ingest.SAMPLE / "pfam.tsv.gz"))
+    splits = SplitsConfig(**{**vars(options.split), "held_out": _held_out(options.split.held_out)})
+    others = {**vars(options.family), **vars(options.engine), "families": families}
+    config = IngestConfig(splits, name=options.name, **others)
+    for option, files in (("--families", config.families), ("--pfam-hmm", config.profiles)):
+        if not sources and options.release.release is None and len(files) > 1:
+            raise InputError(f"name files of sequences before the options: all words after {option} belong to it.")
+    if options.release.release is not None:
+        # Wrong inputs are reported before hours of downloading.
+        data_ingest.check_inputs(sources, options.output, config)
+    downloads, release = releases.from_arguments(SimpleNamespace(**vars(options.release), output=options.output))
+    data_ingest.ingest([*sources, *downloads], options.output, config, release=release).print(Console())
+
+
+def _held_out(text: str) -> tuple[str, ...]:
+    """Return the Pfam ids of a value of --held-out."""
+    from proteinlm.data.families.ids import PAPER_HELD_OUT_FAMILIES, check_families, read_held_out
+
+    if text == "paper":
+        return PAPER_HELD_OUT_FAMILIES
+    if text == "none":
+        return ()
+    return read_held_out(text) if Path(text).is_file() else check_families(text.split(","), "--held-out")

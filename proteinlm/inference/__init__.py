@@ -1,1 +1,1 @@
-"""A trained model and proteins: how proteins are framed as tokens, and what the model computes of them."""
+"""Inference with a trained model: framing of proteins, logits, hidden states, attention matrices."""

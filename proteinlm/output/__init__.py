@@ -1,1 +1,1 @@
-"""How anything is written: console, files, folders, figures, pages, arrays; each file whole or not at all."""
+"""Output: console, files, folders, figures, pages, arrays and tables. A file appears only when it is complete."""

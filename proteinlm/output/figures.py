@@ -1,4 +1,4 @@
-"""The look of every figure, and how one is saved: colour-blind safe, readable in a column and in greyscale."""
+"""Style of the figures, and how they are saved: colour-blind safe, readable in one column and in greyscale."""
 
 import os
 from pathlib import Path
@@ -9,12 +9,12 @@ import matplotlib
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextToPath
 
-# Okabe and Ito's eight colours, told apart by every kind of colour vision; vermillion and blue come first since they
-# also differ in greyscale.
+# Okabe and Ito's eight colours, which differ for all kinds of colour vision. Blue and vermillion are first, since they
+# differ in greyscale too.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 SEQUENTIAL = "viridis"
 DIVERGING = "RdBu_r"
-# Light grey: what has no value.
+# Light grey, for cells without a value.
 HIDDEN = "0.82"
 
 # Colour and marker of each split, the same in every figure.
@@ -43,13 +43,13 @@ STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.4,
     "figure.constrained_layout.use": True,
     "savefig.dpi": 200,
-    # Text stays text in PDF, so that a journal's editor can change it.
+    # Text in a PDF stays text, so that it can be edited.
     "pdf.fonttype": 42,
 }
 
 
 def style():
-    """Return a context manager in which matplotlib draws in this project's style."""
+    """Return a context manager in which matplotlib draws in the style of this project."""
     return matplotlib.rc_context(STYLE)
 
 
@@ -66,7 +66,7 @@ def text_width(text: str, points: float) -> float:
 def wrapped(text: str, inches: float, points: float) -> str:
     """Break text between words, and longer words within, so that no line is wider than `inches`.
 
-    Line breaks that the text has are kept. Hinted letters on a screen are up to 4 % wider than measured here.
+    Line breaks of the text are kept. Letters with hinting on a screen are up to 4 % wider than measured here.
     """
 
     def fits(line: str) -> bool:
@@ -90,12 +90,12 @@ def wrapped(text: str, inches: float, points: float) -> str:
 
 
 def line_heights(text: str, points: float) -> float:
-    """Return the height in inches of the lines of a text, for a figure that makes room for them."""
+    """Return the height in inches of the lines of a text."""
     return 1.25 * points / 72 * (1 + text.count("\n"))
 
 
 def save_figure(figure, stem: str | os.PathLike) -> tuple[Path, Path]:
-    """Write STEM.png and STEM.pdf, each whole or not at all, and return both paths."""
+    """Write STEM.png and STEM.pdf and return both paths; a file appears only when it is complete."""
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -103,7 +103,7 @@ def save_figure(figure, stem: str | os.PathLike) -> tuple[Path, Path]:
         path = stem.with_name(f"{stem.name}.{kind}")
         partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         try:
-            # Dates would make the same figure differ from run to run.
+            # Without a date, the same figure has the same bytes in every run.
             metadata = {"CreationDate": None} if kind == "pdf" else {}
             with style():
                 figure.savefig(partial, format=kind, metadata=metadata)

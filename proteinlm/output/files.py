@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that appear only when they are complete, and checks of paths for output."""
 
 import contextlib
 import ctypes
@@ -13,10 +13,10 @@ from proteinlm.errors import InputError
 
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
-    """Open a file for writing that takes its name only when the block ends without an error.
+    """Open a file for writing that gets its name when the block ends without an error.
 
     Args:
-        path: the final name; its folder is made when missing.
+        path: the final name; a missing folder is made.
         mode: "w" (UTF-8 text) or "wb".
     """
     path = Path(path)
@@ -33,14 +33,14 @@ def whole_file(path: str | os.PathLike, mode: str = "w") -> Iterator[IO]:
 
 
 def sync_file_system(folder: Path) -> None:
-    """Wait until everything that was written to the file system of a folder is on its disk.
+    """Wait until all data written to the file system of a folder is on its disk.
 
     Raises:
         OSError: something could not be written.
     """
     syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
     if syncfs is None:
-        # Not on Linux: all file systems.
+        # Outside Linux: sync all file systems.
         os.sync()
         return
     number = os.open(folder, os.O_RDONLY)
@@ -53,7 +53,7 @@ def sync_file_system(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file, or the list of names in a folder, is on the disk."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -62,15 +62,15 @@ def sync(path: Path) -> None:
 
 
 def is_unicode(path: str | os.PathLike) -> bool:
-    """Tell whether a name can be written down in UTF-8; Python keeps other bytes of names as lone surrogates."""
+    """Return whether a name is valid UTF-8. Python represents other bytes of a name as lone surrogates."""
     return not any("\ud800" <= letter <= "\udfff" for letter in os.fspath(path))
 
 
 def refuse_occupied(path: Path, what: str) -> None:
-    """Refuse a path that is a file or a folder with something in it; nothing is made.
+    """Raise an error if a path is a file or a folder that is not empty; nothing is made.
 
     Raises:
-        InputError: `what` ("the dataset") says for whom the folder is meant.
+        InputError: with `what` ("the dataset"), the content that the folder is meant for.
     """
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; {what} needs a folder: name another one.")
@@ -78,24 +78,16 @@ def refuse_occupied(path: Path, what: str) -> None:
         raise InputError(f"{path} is not empty; {what} needs an empty folder: name another one or remove it first.")
 
 
-def empty_folder(path: str | os.PathLike, what: str) -> Path:
-    """Return `path` as a folder that exists and is empty; errors as for `refuse_occupied`."""
-    path = Path(path)
-    refuse_occupied(path, what)
-    path.mkdir(parents=True, exist_ok=True)
-    return path
-
-
 def require_writable(folder: Path, why: str) -> None:
-    """Make a folder where it is missing, and refuse one that nothing can be written in.
+    """Make a folder if it is missing, and check that files can be written to it.
 
     Raises:
-        InputError: with what the system says, and `why`: what belongs there, and what was not done for it.
+        InputError: with the reason of the system, and `why`: the content of the folder, and what was not done.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as handle:
-            # More than a disk that is nearly full has, about as much as tables are.
+            # About the size of the tables; a disk that is nearly full has less.
             handle.write(bytes(1 << 16))
             handle.flush()
             os.fsync(handle.fileno())

@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all, written by one process at a time, and by the next one if it is killed."""
+"""Output folders that appear only when they are complete. One process at a time writes a folder, under a lock."""
 
 import contextlib
 import fcntl
@@ -12,22 +12,23 @@ from proteinlm.errors import InputError
 from proteinlm.output.files import is_unicode, refuse_occupied, sync
 
 DATASET = "dataset"
-# A Path has one slash where the URL had two.
+"""Name of the unfinished dataset, in the partial folder."""
+# A Path keeps one of the two slashes of a URL.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{2,}:/|gs:/|s3:/")
 
 
 def partial_folder(output: Path) -> Path:
-    """Return the hidden folder of what is unfinished: beside `output`, or beside the folder that it is a link to."""
+    """Return the hidden folder of unfinished work: beside `output`, or beside the folder that `output` links to."""
     real = Path(os.path.realpath(output))
     return real.with_name(f".{real.name}.partial")
 
 
 def refuse_output(output: Path) -> None:
-    """Refuse an output that cannot become a folder; nothing is made.
+    """Raise an error if an output cannot become a folder; nothing is made.
 
     Raises:
-        InputError: as `files.refuse_occupied`; or it is a URL, a mount point, the working folder, or has a name that
-            its file system does not take.
+        InputError: as `files.refuse_occupied`; or the output is a URL, a mount point or the working folder, or its name
+            is not valid in its file system.
     """
     if _URL.match(os.fspath(output)):
         raise InputError(
@@ -45,7 +46,7 @@ def refuse_output(output: Path) -> None:
             pass
         except OSError as error:
             raise _not_makable(output, error) from error
-    # An ingest that was killed when only its scratch files were left to remove.
+    # A finished ingest was killed while it removed its scratch files: remove the rest.
     if folder.is_dir() and not (folder / DATASET).exists() and output.is_dir() and any(output.iterdir()):
         with _locked(folder, output):
             shutil.rmtree(folder, ignore_errors=True)
@@ -53,11 +54,11 @@ def refuse_output(output: Path) -> None:
 
 
 @contextlib.contextmanager
-def workplace(output: Path, keep: Callable[[BaseException], bool]) -> Iterator[None]:
-    """Hold `partial_folder(output)`, with what an ingest that was killed has left there.
+def output_folder(output: Path, keep: Callable[[BaseException], bool]) -> Iterator[None]:
+    """Make and lock `partial_folder(output)`, which may hold the work of an interrupted ingest.
 
-    The folder DATASET in it takes the name of `output` at the end; the rest is removed then, and everything after an
-    error, unless `keep(error)`.
+    At the end of the block the folder DATASET in it is renamed to `output`, and the rest is removed. After an error the
+    whole partial folder is removed, unless `keep(error)`.
     """
     refuse_output(output)
     folder, real = partial_folder(output), Path(os.path.realpath(output))
@@ -94,7 +95,7 @@ def _locked(folder: Path, output: Path) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise InputError(f"another ingest is writing {output}: wait for it or name another folder.") from None
-            # Whoever had the lock may have removed its file in the meantime.
+            # The process that had the lock before may have removed the file in the meantime.
             if path.exists() and os.path.samestat(path.stat(), os.fstat(lock.fileno())):
                 try:
                     yield

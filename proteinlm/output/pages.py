@@ -1,7 +1,7 @@
-"""A page of headings, paragraphs, tables and figures, as Markdown and as one HTML file that needs no other.
+"""Pages of headings, paragraphs, tables and figures, as Markdown and as one HTML file that includes its figures.
 
-Names of files and other people's words go into table cells, which are escaped for both; paragraphs are our own and may
-hold `code` and links <https://...>. The HTML is well-formed XML too.
+Names of files and other text from outside belong into table cells, which are escaped for both formats. Paragraphs are
+written by this package and may hold `code` and links <https://...>. The HTML is also well-formed XML.
 """
 
 import base64
@@ -39,7 +39,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph of our own, which may hold `code` and <https://...>."""
+    """A paragraph, which may hold `code` and <https://...>."""
 
     text: str
 
@@ -54,7 +54,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Code:
-    """Lines of a program."""
+    """Lines of Python code."""
 
     text: str
 
@@ -69,12 +69,12 @@ class Code:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts, taken as they are.
+    """A table of texts, which are escaped.
 
     Attributes:
-        columns: their names.
-        rows: a text for each column.
-        left: so many columns are words, to the left; the others are numbers, to the right.
+        columns: names of the columns.
+        rows: for each row, a text for each column.
+        left: number of columns with words, which are aligned left; the others hold numbers and are aligned right.
     """
 
     columns: Sequence[str]
@@ -92,8 +92,8 @@ class Table:
 
         def row(cells: Sequence[str], tag: str) -> str:
             kinds = [' class="left"' if i < self.left else "" for i in range(len(cells))]
-            made = [f"<{tag}{kind}>{html.escape(cell)}</{tag}>" for cell, kind in zip(cells, kinds, strict=True)]
-            return f"<tr>{''.join(made)}</tr>"
+            elements = [f"<{tag}{kind}>{html.escape(cell)}</{tag}>" for cell, kind in zip(cells, kinds, strict=True)]
+            return f"<tr>{''.join(elements)}</tr>"
 
         body = "\n".join(row(cells, "td") for cells in self.rows)
         head = row(self.columns, "th")
@@ -106,18 +106,18 @@ class Figure:
 
     Attributes:
         file: name of a PNG file beside the page.
-        caption: what it shows.
+        caption: text below the figure.
     """
 
     file: str
     caption: str
 
     def markdown(self) -> str:
-        """Return Markdown; the file stays beside the page."""
+        """Return Markdown that refers to the file beside the page."""
         return f"![{self.caption}]({self.file})"
 
     def html(self, folder: Path) -> str:
-        """Return an HTML element that holds the file."""
+        """Return an HTML element that includes the file."""
         data = base64.b64encode((folder / self.file).read_bytes()).decode()
         caption = html.escape(self.caption)
         image = f'<img src="data:image/png;base64,{data}" alt="{caption}" />'
@@ -133,7 +133,7 @@ def markdown_page(title: str, blocks: Sequence[Block]) -> str:
 
 
 def html_page(title: str, blocks: Sequence[Block], folder: Path) -> str:
-    """Return the page as HTML, the figures of `folder` inside."""
+    """Return the page as HTML that includes the figures in `folder`."""
     title = html.escape(title)
     body = "\n".join(block.html(folder) for block in blocks)
     return (
@@ -149,7 +149,7 @@ def _inline(text: str) -> str:
 
 
 def _escaped(cell: str) -> str:
-    """Escape a table cell for Markdown: no letter of it means anything."""
+    """Escape a table cell for Markdown, so that no character of it has a meaning there."""
     cell = " ".join(cell.split())
-    # Inside a word an underscore means nothing to Markdown, and paths are full of them.
-    return re.sub(r"[\\`*\[\]<>|#~&]|(?<!\w)_|_(?!\w)", lambda found: "\\" + found.group(), cell)
+    # An underscore within a word has no meaning in Markdown, and many paths have underscores.
+    return re.sub(r"[\\`*\[\]<>|#~&]|(?<!\w)_|_(?!\w)", lambda match: "\\" + match.group(), cell)

@@ -239,8 +239,8 @@ def _scores(runs: Sequence[RunFiles]) -> str:
         "between N equally likely residues has perplexity N. The baseline always predicts the residue frequencies of "
         "train. It and the uniform guess are scored on the same tokens as the model. Intervals are 95 % by bootstrap "
         "over sequences (windows, for concatenated runs). A masked model is scored on the residues that its masks "
-        "select. Some of them are not hidden (one in ten, as in BERT), so a model that copies these is already better "
-        "than the baseline.\n\n"
+        "select. Some of them are not hidden (one in ten, as in BERT), and copying these already improves its scores."
+        "\n\n"
     )
     sentences = [_what_was_scored(run) for run in runs if run.scores]
     sentences += [sentence for run in runs for sentence in what_the_scores_say(run)]
@@ -284,8 +284,8 @@ def what_the_scores_say(run: RunFiles) -> list[str]:
         pair = f"{run.name}: perplexity {ood['perplexity']:.2f} on ood"
         if ood["perplexity"] <= test["perplexity"]:
             sentences.append(
-                f"{pair} is not worse than {test['perplexity']:.2f} on test: this model has learned nothing that is "
-                "particular to the families of train."
+                f"{pair} is not worse than {test['perplexity']:.2f} on test: this model has not learned properties "
+                "that only the families of train have."
             )
         else:
             sentences.append(f"{pair} is worse than {test['perplexity']:.2f} on test{_why_worse(test, ood, gains)}.")

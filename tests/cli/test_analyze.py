@@ -11,7 +11,7 @@ import pytest
 from proteinlm import alphabet
 from proteinlm.analysis.maps import interactive
 from proteinlm.cli import analyze as analyze_command
-from proteinlm.cli.analyze import _names_in_windows
+from proteinlm.cli.analyze_parts import names_in_windows
 from proteinlm.cli.main import main
 from proteinlm.config import IdentityConfig
 from proteinlm.data.batches.batches import evaluation_batches
@@ -68,7 +68,7 @@ def test_proteins_of_windows_have_the_names_of_the_manifest(tiny_runs):
     dataset = ProteinDataset.open(run.dataset)
     batches = run.config.batches
     rows = [row for batch in evaluation_batches(dataset, batches, "train") for row in batch["tokens"] if row.any()]
-    names = _names_in_windows(dataset, "train", range(len(rows)), batches.length, causal=True)
+    names = names_in_windows(dataset, "train", range(len(rows)), batches.length, causal=True)
     sequences = {
         name: dataset.sequences("train", [i])[0].decode()
         for i, name in enumerate(sequence_facts(dataset, "train")["accession"].to_pylist())
@@ -135,8 +135,8 @@ def fails(*_):
 
 def test_the_record_is_of_the_files_that_are_there(tiny_runs, tmp_path, capsys, monkeypatch):
     """Parts keep the run and the split that they are of; one that fails is in it no more."""
-    drawn = dict.fromkeys(analyze_command._PARTS, lambda *_: ({"found": 1}, ["said"]))
-    monkeypatch.setattr(analyze_command, "_PARTS", drawn)
+    drawn = dict.fromkeys(analyze_command.PARTS, lambda *_: ({"found": 1}, ["said"]))
+    monkeypatch.setattr(analyze_command, "PARTS", drawn)
 
     def record():
         return json.loads((tmp_path / "analysis.json").read_text())["parts"]
@@ -158,13 +158,6 @@ def test_the_record_is_of_the_files_that_are_there(tiny_runs, tmp_path, capsys, 
     drawn.update(dict.fromkeys(drawn, fails))
     assert analyze(tiny_runs["causal"], tmp_path) == 2
     assert record() == {}
-
-
-@pytest.mark.parametrize("damage", ['{"run": "masked"}', "[]", "{", '{"parts": [1]}', '{"parts": {"maps": 3}}'])
-def test_a_damaged_record_is_begun_anew(tmp_path, damage):
-    (tmp_path / "analysis.json").write_text(damage)
-    analyze_command.Record(tmp_path / "analysis.json").add("maps", {"run": "a"})
-    assert json.loads((tmp_path / "analysis.json").read_text()) == {"parts": {"maps": {"run": "a"}}}
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def test_what_names_no_topology_is_refused(topology, monkeypatch):
 class TestWithLibtpu:
     @pytest.fixture(autouse=True)
     def libtpu(self):
-        pytest.importorskip("libtpu", reason="needs the extra tpu, to compile for TPUs")
+        pytest.importorskip("libtpu", reason="needs libtpu: pip install -e '.[tpu]'")
 
     def test_topologies_have_their_devices_and_memory(self):
         """A device of v2 is a core with 8 GiB, one of v4 a chip with 32 GiB, one of v5e a chip with 16, less what is

@@ -123,7 +123,7 @@ def test_the_papers_numbers_stand_beside_their_own_kind_and_alone_where_there_is
 ODD = r"a_b 50% & c#1 $x^2 ~{y}\z | [bold]*<t>"
 
 
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no LaTeX")
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs LaTeX: apt-get install texlive-latex-recommended")
 @pytest.mark.parametrize("paper", [False, True])
 def test_latex_compiles_and_fits_the_page(tmp_path, paper):
     run = evaluated(f'{ODD} "quoted"')

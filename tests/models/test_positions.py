@@ -107,8 +107,10 @@ def test_gradients_are_turned_back():
 
 
 def test_rotations_are_those_of_esm():
-    torch = pytest.importorskip("torch", reason="the interop extra is not installed")
-    esm = pytest.importorskip("transformers.models.esm.modeling_esm", reason="the interop extra is not installed")
+    torch = pytest.importorskip("torch", reason="needs PyTorch: pip install -e '.[interop]'")
+    esm = pytest.importorskip(
+        "transformers.models.esm.modeling_esm", reason="needs transformers: pip install -e '.[interop]'"
+    )
     from transformers.models.esm.configuration_esm import EsmConfig
 
     q, k = queries(40, 16), queries(40, 16, seed=1)

@@ -4,7 +4,7 @@ import os
 import pytest
 
 from proteinlm.errors import InputError
-from proteinlm.output.files import empty_folder, sync, sync_file_system, whole_file
+from proteinlm.output.files import refuse_occupied, sync, sync_file_system, whole_file
 
 
 def fail_in_the_middle(path):
@@ -59,10 +59,12 @@ def test_where_one_file_system_cannot_be_told_all_are_waited_for(tmp_path, monke
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path):
-    assert empty_folder(tmp_path / "a" / "b", "the dataset").is_dir()
-    assert empty_folder(tmp_path / "a" / "b", "the dataset").is_dir()
+    refuse_occupied(tmp_path / "a", "the dataset")
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    refuse_occupied(tmp_path / "a" / "b", "the dataset")
     with pytest.raises(InputError, match="not empty; the dataset"):
-        empty_folder(tmp_path / "a", "the dataset")
+        refuse_occupied(tmp_path / "a", "the dataset")
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is a file"):
-        empty_folder(tmp_path / "file", "the dataset")
+        refuse_occupied(tmp_path / "file", "the dataset")

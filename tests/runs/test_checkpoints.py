@@ -106,10 +106,13 @@ def test_a_half_written_checkpoint_is_none(tiny_runs, tmp_path):
     assert load_run(run).step == step
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="needs root to mount a small file system")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or sys.platform != "linux",
+    reason="needs a small file system, which root alone can mount: sudo make test",
+)
 def test_a_full_disk_is_one_sentence_and_keeps_what_was_whole(tmp_path, caplog):
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", tmp_path], check=False).returncode:
-        pytest.skip("this machine does not let root mount a tmpfs")
+        pytest.skip("needs a small file system, which this machine does not mount: docker run --privileged")
     try:
         checkpoints = Checkpoints(tmp_path, keep=9)
         large = {"model": {"a": jax.random.normal(jax.random.key(0), (600, 600))}, "step": jnp.asarray(1)}

@@ -100,7 +100,7 @@ def test_a_finished_run_has_no_new_file_of_a_tracker(tmp_path, dataset, unscored
 
 
 def test_real_event_files_hold_the_numbers(tmp_path):
-    pytest.importorskip("tensorboardX", reason="the logging extra is not installed")
+    pytest.importorskip("tensorboardX", reason="needs tensorboardX: pip install -e '.[logging]'")
     (tracker,) = open_trackers(check_trackers("tensorboard"), tmp_path, 0, Config())
     tracker.log(7, {"valid/loss": 1.5})
     tracker.close()

@@ -54,7 +54,7 @@ def test_it_is_adamw_with_clipping_and_spares_biases_and_scales():
 
 
 def test_it_equals_torch():
-    torch = pytest.importorskip("torch", reason="the interop extra is not installed")
+    torch = pytest.importorskip("torch", reason="needs PyTorch: pip install -e '.[interop]'")
     config = OptimizerConfig(clip=0.0, learning_rate=3e-3)
     rng = np.random.default_rng(1)
     start = rng.normal(size=(4, 5)).astype(np.float32)

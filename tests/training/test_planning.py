@@ -189,7 +189,7 @@ def test_labels_say_whose_rows_and_which_memory():
 class TestWithLibtpu:
     @pytest.fixture(autouse=True)
     def libtpu(self):
-        pytest.importorskip("libtpu", reason="needs the extra tpu, to compile for TPUs")
+        pytest.importorskip("libtpu", reason="needs libtpu: pip install -e '.[tpu]'")
 
     def test_a_plan_for_tpus_that_are_elsewhere(self):
         """Eight cores with a share of the state each: the real train step, compiled for them."""

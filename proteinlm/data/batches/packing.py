@@ -1,8 +1,8 @@
-"""Packing: which lengths share a row, from how many sequences there are of each length.
+"""Packing of sequences into rows, computed from the number of sequences of each length.
 
 Best fit decreasing, on the histogram of lengths (Krell et al. 2021, arXiv 2107.02027, longest-pack-first): the longest
-go first, each into the row that it fills best, and rows that look alike are one group with a count. So the work depends
-on the number of different lengths and not on that of sequences, and 10^8 of them are packed as fast as 10^5.
+sequences are placed first, each into the row with the least room that holds it. Rows with the same lengths are one
+group with a count, so the time depends on the number of different lengths: 10^8 sequences take as long as 10^5.
 """
 
 import bisect
@@ -12,11 +12,11 @@ import numpy as np
 
 
 class Packing(NamedTuple):
-    """Rows of sequences, known by their lengths alone.
+    """Rows of sequences, given by their lengths.
 
     Attributes:
-        lengths: int32 [n], the lengths in the order of the rows, longest first within each.
-        starts: int64 [rows + 1]; row i has the sequences starts[i] to starts[i + 1].
+        lengths: int32 [n], lengths in the order of the rows, longest first within a row.
+        starts: int64 [rows + 1]; row i has the sequences starts[i] to starts[i + 1] (exclusive).
     """
 
     lengths: np.ndarray
@@ -24,10 +24,10 @@ class Packing(NamedTuple):
 
 
 def pack(lengths: np.ndarray, capacity: int) -> Packing:
-    """Return rows of at most `capacity` tokens that hold every length once; a pure function of the lengths' histogram.
+    """Pack all lengths into rows of at most `capacity` tokens; the rows depend on the histogram of the lengths alone.
 
     Args:
-        lengths: integers [n], tokens of each sequence, 1 to capacity, in any order.
+        lengths: integers [n], number of tokens of each sequence, 1 to capacity, in any order.
         capacity: L.
     """
     groups = _grouped(np.bincount(lengths, minlength=capacity + 1), capacity)
@@ -39,8 +39,8 @@ def pack(lengths: np.ndarray, capacity: int) -> Packing:
 
 
 def _grouped(histogram: np.ndarray, capacity: int) -> list[tuple[tuple[int, ...], int]]:
-    """Return (lengths of a row, number of such rows), fullest rows first."""
-    # Groups by the room that their rows still have, and the rooms that there are, ascending.
+    """Return the lengths in a row and the number of such rows, for each group of equal rows; fullest rows first."""
+    # Groups by the free tokens of their rows, and the keys of this dictionary, ascending.
     groups: dict[int, list[tuple[tuple[int, ...], int]]] = {}
     rooms: list[int] = []
 
@@ -53,15 +53,15 @@ def _grouped(histogram: np.ndarray, capacity: int) -> list[tuple[tuple[int, ...]
     for length in map(int, np.flatnonzero(histogram)[::-1]):
         left = int(histogram[length])
         while left:
-            place = bisect.bisect_left(rooms, length)
-            if place < len(rooms):
-                room = rooms[place]
+            index = bisect.bisect_left(rooms, length)
+            if index < len(rooms):
+                room = rooms[index]
                 row, count = groups[room].pop()
                 if not groups[room]:
-                    del groups[room], rooms[place]
+                    del groups[room], rooms[index]
             else:
                 room, row, count = capacity, (), left
-            # The best row for the next of the same length is the one that has just taken one, while it has room.
+            # A row that has just received this length is also the best row for the next one, while it has room.
             times = room // length
             full = min(count, left // times)
             rest = min(left - full * times, times - 1) if count > full else 0

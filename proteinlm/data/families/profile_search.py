@@ -234,6 +234,7 @@ class Searched:
 
 
 def search_buckets(
+    work: Path,
     num_buckets: int,
     everything: bool,
     submit: Callable[..., Iterator[Any]],
@@ -242,17 +243,18 @@ def search_buckets(
     """Choose and search in all buckets.
 
     Args:
-        num_buckets: of the run.
+        work: scratch folder.
+        num_buckets: number of buckets.
         everything: as in `choose`.
-        submit: runs `choose` ("choose", given a bucket and `everything`) and `search_piece` ("search") for many tasks.
+        submit: calls a function with each of many tasks and yields the results in their order.
         advance: is told how many sequences are searched, of how many, and how many have a family.
     """
-    chosen = list(submit("choose", ((bucket, everything) for bucket in range(num_buckets))))
+    chosen = list(submit(functools.partial(choose, work=work, everything=everything), range(num_buckets)))
     total = sum(one.number for one in chosen)
     done = found = 0
     tasks = ((piece, piece) for one in chosen for piece in pieces(one))
     advance(0, total, 0)
-    for piece, number in submit("search", tasks, keyed=True):
+    for piece, number in submit(functools.partial(search_piece, work=work), tasks, keyed=True):
         done += piece.stop - piece.start
         found += number
         advance(done, total, found)

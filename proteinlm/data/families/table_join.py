@@ -85,16 +85,16 @@ def partition_edges(partitions: int) -> np.ndarray:
     return np.arange(partitions + 1, dtype=np.uint64) << np.uint64(32 - (partitions.bit_length() - 1))
 
 
-def _here(method: str, tasks: Iterable, keyed: bool = False) -> Iterator[Any]:
-    call = {"table": spill_rows, "sort": sort_partition}[method]
+def run_here(function: Callable[[Any], Any], tasks: Iterable[Any], keyed: bool = False) -> Iterator[Any]:
+    """Yield `function(task)` for each task, computed in this process; with `keyed`, (key, result) for (key, task)."""
     for task in tasks:
-        yield (task[0], call(task[1])) if keyed else call(task)
+        yield (task[0], function(task[1])) if keyed else function(task)
 
 
 def join_tables(
     paths: Iterable[str | os.PathLike],
     folder: Path,
-    submit: Callable[..., Iterator[Any]] = _here,
+    submit: Callable[..., Iterator[Any]] = run_here,
     advance: Callable[[float], None] = lambda share: None,
     partition_bytes: int = PARTITION_BYTES,
 ) -> None:
@@ -103,7 +103,7 @@ def join_tables(
     Args:
         paths: any of the formats of `pfam_formats`; the order does not matter.
         folder: new, or what a run that was killed has left.
-        submit: runs `spill_rows` ("table") and `sort_partition` ("sort") for many tasks, in their order.
+        submit: calls a function with each of many tasks and yields the results in their order, as `run_here` does.
         advance: is told how much is done, from 0 to 1.
         partition_bytes: see PARTITION_BYTES.
 
@@ -117,7 +117,7 @@ def join_tables(
         _rows_folder(folder, partition).mkdir(parents=True)
     files, width = _read(sources, folder, partitions, submit, lambda share: advance(0.6 * share))
     counts = []
-    for count in submit("sort", (SortTask(folder, partition, width) for partition in range(partitions))):
+    for count in submit(sort_partition, (SortTask(folder, partition, width) for partition in range(partitions))):
         counts.append(count)
         advance(0.6 + 0.4 * len(counts) / partitions)
     _finish(folder, partitions, width, sum(counts), files)
@@ -181,7 +181,7 @@ def _read(
     counts = [TableCounts(source.path) for source in sources]
     width = 1
     size = sum(source.size for source in sources)
-    for (index, before), result in submit("table", tasks(), keyed=True):
+    for (index, before), result in submit(spill_rows, tasks(), keyed=True):
         counts[index].add(before, result)
         width = max(width, result.width)
         advance(sum(source.read for source in sources) / max(size, 1))

@@ -1,9 +1,9 @@
-"""The steps of the Beam engine: what a worker does with one element. What it knows besides is a `Job`.
+"""Steps of the Beam engine: one class for each step, which processes one element. `Job` holds their settings.
 
-Records travel as the chunks that the local engine writes (spill.py), one for each block and bucket, and each bucket is
-reduced by the function that the local engine calls. What is small is a note in the scratch folder, for the machine that
-launched the job. A runner may do the same element twice, at the same time even: whatever is written appears whole, and
-the second time it is the same.
+Records are sent as the chunks that the local engine writes (sources/spill.py), one for each block and bucket, and the
+function of the local engine reduces each bucket. Counts are written as notes to the scratch folder, for the machine
+that launched the job. A runner may process the same element twice, even at the same time: each file appears whole, and
+both times with the same content.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from proteinlm.data.families.table_counts import TableCounts, TableFile, TableRe
 from proteinlm.data.families.table_formats import TableBlock, TableFormat, parse_rows, table_blocks, table_formats
 from proteinlm.data.families.table_join import hashes_of, join_packed, key, packed_rows, partition_edges
 from proteinlm.data.families.table_lookup import FamilyTables, own_families
-from proteinlm.data.ingest import steps as stages
+from proteinlm.data.ingest import steps
 from proteinlm.data.ingest.config import IngestConfig
 from proteinlm.data.sources.files import SourceFile, TextBlock
 from proteinlm.data.sources.names import protein_of
@@ -41,24 +41,24 @@ from proteinlm.data.sources.uniprot import Record, parse
 from proteinlm.errors import InputError
 
 ACCOUNTS = "accounts"
-"""Output of steps beside the records: what was read, for the lists of rejects and counts."""
+"""Name of the second output of some steps: counts and rejects of the blocks."""
 NOTES = ("sources", "tables", "rows", ACCOUNTS, "joined", "searched", "fingerprint", "troubles")
-"""Folders in the scratch folder."""
+"""Folders of the notes in the scratch folder, one for each kind."""
 _BLOCKS_OF_ACCOUNT = 64
 
 
 @dataclass(frozen=True)
 class Job:
-    """What every step knows.
+    """Settings of all steps of a job.
 
     Attributes:
-        work: scratch folder; every worker reaches it under this name.
-        folder: of the dataset, likewise.
-        config: of the dataset.
-        num_buckets: a power of two.
-        num_partitions: of the accessions of records and tables, a power of two; 0 without tables.
-        tables: names of the tables, as the dataset's provenance shows them.
-        formats: of the tables; those that are registered where the job is launched.
+        work: scratch folder, under a name that is valid on every machine.
+        folder: folder of the dataset, likewise.
+        config: settings of the dataset.
+        num_buckets: number of buckets of the digests, a power of two.
+        num_partitions: number of partitions of the accessions, a power of two; 0 without tables.
+        tables: names of the tables, as in provenance.json.
+        formats: formats of the tables; by default those that are registered where the job is launched.
     """
 
     work: Path
@@ -72,7 +72,7 @@ class Job:
 
 @contextlib.contextmanager
 def _attempt(job: Job) -> Iterator[Path]:
-    """Give a new folder; what is whole is renamed from there."""
+    """Make a new folder, whose finished files are moved to their place by renaming; remove it at the end."""
     folder = job.work / "attempts" / uuid.uuid4().hex
     folder.mkdir(parents=True)
     try:
@@ -82,39 +82,39 @@ def _attempt(job: Job) -> Iterator[Path]:
 
 
 def note(job: Job, kind: str, name: str, content: bytes) -> None:
-    """Leave a note for the machine that launched the job."""
+    """Write a note for the machine that launched the job."""
     with _attempt(job) as folder:
         (folder / name).write_bytes(content)
         os.replace(folder / name, job.work / kind / name)
 
 
 class _Step(beam.DoFn):
-    """One step: `outputs` of an element, which tells of what the user can mend, since runners pass on little of it."""
+    """A Beam step. Errors that the user can fix are also written as a note, because runners shorten messages."""
 
     def __init__(self, job: Job):
         super().__init__()
         self.job = job
 
     def process(self, element):
-        """Yield `outputs`."""
+        """Yield `outputs` of an element."""
         try:
             yield from self.outputs(element)
         except (InputError, OSError) as error:
-            # A disk that is full has no room for a note.
+            # There is no room for a note on a full disk.
             with contextlib.suppress(OSError):
                 note(self.job, "troubles", uuid.uuid4().hex, str(error).encode())
             raise
 
     @abstractmethod
     def outputs(self, element: Any) -> Iterable[Any]:
-        """Yield what the step makes of an element."""
+        """Yield the outputs for one element."""
 
 
 class ReadSource(_Step):
-    """(index, path) -> (index, number, *block) for each block of a source."""
+    """Element: (index, path) of a source. Output: (index, number, *block) for each of its blocks."""
 
     def outputs(self, element):
-        """Read a file from its beginning to its end."""
+        """Yield the blocks of a file, and write its size and MD5 as a note."""
         index, path = element
         number = 0
         file = SourceFile(path)
@@ -125,27 +125,27 @@ class ReadSource(_Step):
 
 
 class MapBlock(_Step):
-    """(index, number, *block) -> (bucket, chunk), or (partition, records) if there are tables; ACCOUNTS."""
+    """Element: (index, number, *block). Output: (bucket, chunk), or (partition, records) with tables; ACCOUNTS."""
 
     def outputs(self, element):
-        """Parse a block."""
+        """Yield the records of a block by bucket or partition, and its account."""
         index, number, form, data, last = element
         parsed = parse(TextBlock(form, data, last))
         records, sources = parsed.records, Counter()
         if records and self.job.num_partitions:
             for partition, part in _by_partition(records, self.job.num_partitions):
-                yield partition, pickle.dumps((index, number, part, [tuple(records[place]) for place in part]))
+                yield partition, pickle.dumps((index, number, part, [tuple(records[i]) for i in part]))
         elif records:
             joined = own_families(records)
             sources = joined.sources
             yield from packed(*columns(records, joined.families), self.job.num_buckets)
         Metrics.counter("proteinlm", "records").inc(parsed.number)
         Metrics.counter("proteinlm", "rejected").inc(len(parsed.rejects))
-        result = stages.MapResult(parsed.number, len(records), parsed.rejects, sources, [])
+        result = steps.MapResult(parsed.number, len(records), parsed.rejects, sources, [])
         yield _account(index, number, form, result)
 
 
-def _account(index: int, number: int, form: str, result: stages.MapResult) -> TaggedOutput:
+def _account(index: int, number: int, form: str, result: steps.MapResult) -> TaggedOutput:
     return TaggedOutput(ACCOUNTS, ((index, number // _BLOCKS_OF_ACCOUNT), pickle.dumps((number, form, result))))
 
 
@@ -165,7 +165,7 @@ def _without_isoform(accession: bytes) -> bytes:
 
 
 def _by_partition(records: Sequence[Record], partitions: int) -> Iterator[tuple[int, list[int]]]:
-    """Yield each partition that records belong to, and their places."""
+    """Yield each partition that records belong to, and the indices of these records."""
     hashes = _partition_hashes(record.accession.encode() for record in records)
     codes = np.searchsorted(partition_edges(partitions), hashes, "right") - 1
     for partition in np.unique(codes).tolist():
@@ -173,10 +173,10 @@ def _by_partition(records: Sequence[Record], partitions: int) -> Iterator[tuple[
 
 
 class ReadTable(_Step):
-    """(index, path) -> (index, lines before, block) for each block of a table of families."""
+    """Element: (index, path) of a table. Output: (index, lines before the block, block) for each of its blocks."""
 
     def outputs(self, element):
-        """Read a file from its beginning to its end."""
+        """Yield the blocks of a file, and write its size and MD5 as a note."""
         index, path = element
         kind = ""
         source = SourceFile(path)
@@ -188,10 +188,10 @@ class ReadTable(_Step):
 
 
 class MapTable(_Step):
-    """(index, lines before, block) -> (partition, chunk of rows); ACCOUNTS."""
+    """Element: (index, lines before the block, block). Output: (partition, chunk of rows); ACCOUNTS."""
 
     def outputs(self, element):
-        """Parse a block of a table."""
+        """Yield the rows of a block by partition, and its account."""
         index, before, data = element
         block: TableBlock = pickle.loads(data)
         parsed = parse_rows(block)
@@ -204,10 +204,10 @@ class MapTable(_Step):
 
 
 class CountTable(_Step):
-    """(index, what was read of each block of a table) -> a note."""
+    """Element: (index, accounts of the blocks of a table). It writes a note."""
 
     def outputs(self, element):
-        """Count, and refuse a table of which nothing can be used."""
+        """Sum the counts of a table; an error if none of its rows can be used."""
         index, parts = element
         counts = TableCounts(self.job.tables[index])
         for before, result in sorted(map(pickle.loads, parts)):
@@ -217,93 +217,93 @@ class CountTable(_Step):
 
 
 class JoinFamilies(_Step):
-    """(partition, rows of tables and records) -> (bucket, chunk); ACCOUNTS and a note."""
+    """Element: (partition, rows of tables and records). Output: (bucket, chunk); ACCOUNTS. It writes a note."""
 
     def outputs(self, element):
-        """Add families to the records of a partition."""
+        """Yield the records of a partition, with families added, by bucket."""
         partition, groups = element
         files = [TableFile(path, 0, "", "", 0, 0, ()) for path in self.job.tables]
         sources: Counter = Counter()
-        with tempfile.TemporaryDirectory(prefix="proteinlm-families-") as place:
-            join_packed(groups["rows"], Path(place) / "families", files)
-            tables = FamilyTables(Path(place) / "families")
+        with tempfile.TemporaryDirectory(prefix="proteinlm-families-") as folder:
+            join_packed(groups["rows"], Path(folder) / "families", files)
+            tables = FamilyTables(Path(folder) / "families")
             for part in groups["records"]:
-                index, number, places, fields = pickle.loads(part)
-                records = [Record(*one) for one in fields]
+                index, number, indices, fields = pickle.loads(part)
+                records = [Record(*values) for values in fields]
                 joined = tables.add(records)
                 sources.update(joined.sources)
                 yield from packed(*columns(records, joined.families), self.job.num_buckets)
                 if joined.mismatches:
-                    mismatches = [one._replace(place=places[one.place]) for one in joined.mismatches]
-                    yield _account(index, number, "", stages.MapResult(0, 0, [], Counter(), mismatches))
+                    mismatches = [one._replace(place=indices[one.place]) for one in joined.mismatches]
+                    yield _account(index, number, "", steps.MapResult(0, 0, [], Counter(), mismatches))
             unknown = tables.unused()
         content = {"sources": sources, "unknown": unknown}
         note(self.job, "joined", f"{partition}", json.dumps(content).encode())
 
 
 class Account(_Step):
-    """((index, group), what was read of some blocks of a source) -> a note, in the order of the blocks."""
+    """Element: ((index, group), accounts of some blocks of a source). It writes them as a note, in order."""
 
     def outputs(self, element):
-        """Put blocks in order, and what families made of each beside it."""
+        """Sort the accounts of the blocks, and add the mismatches of the families to the account of their block."""
         (index, group), parts = element
-        blocks: dict[int, tuple[str, stages.MapResult]] = {}
+        blocks: dict[int, tuple[str, steps.MapResult]] = {}
         mismatches: dict[int, list] = {}
         for number, form, result in map(pickle.loads, parts):
             if form:
                 blocks[number] = form, result
             mismatches.setdefault(number, []).extend(result.mismatches)
-        made = []
+        accounts = []
         for number, (form, result) in sorted(blocks.items()):
-            found = sorted(mismatches[number], key=lambda one: one.place)
-            made.append((form, result._replace(mismatches=found)))
-        note(self.job, ACCOUNTS, f"{index:08d}-{group:08d}", pickle.dumps(made))
+            in_order = sorted(mismatches[number], key=lambda one: one.place)
+            accounts.append((form, result._replace(mismatches=in_order)))
+        note(self.job, ACCOUNTS, f"{index:08d}-{group:08d}", pickle.dumps(accounts))
         return ()
 
 
 class Reduce(_Step):
-    """(bucket, chunks) -> bucket, when what it was reduced to is in the scratch folder."""
+    """Element: (bucket, chunks). Output: the bucket, once its reduced files are in the scratch folder."""
 
     def outputs(self, element):
-        """Reduce a bucket on the worker's own disk."""
+        """Reduce a bucket on the disk of the worker, and copy the result to the scratch folder."""
         bucket, chunks = element
         job, config = self.job, self.job.config
-        with tempfile.TemporaryDirectory(prefix="proteinlm-bucket-") as place, _attempt(job) as attempt:
-            own = Path(place)
-            bucket_folder(own, bucket).mkdir(parents=True)
-            with open(bucket_folder(own, bucket) / "chunks", "wb") as handle:
+        with tempfile.TemporaryDirectory(prefix="proteinlm-bucket-") as folder, _attempt(job) as attempt:
+            local = Path(folder)
+            bucket_folder(local, bucket).mkdir(parents=True)
+            with open(bucket_folder(local, bucket) / "chunks", "wb") as handle:
                 handle.writelines(chunks)
             if config.profiles:
-                self._search(bucket, own)
-            result = stages.reduce_bucket(bucket, own, config.splits)
-            whole = shutil.copytree(stages.reduced_folder(own, bucket), attempt / "reduced")
-            _appear(whole, stages.reduced_folder(job.work, bucket))
+                self._search(bucket, local)
+            result = steps.reduce_bucket(bucket, local, config.splits)
+            copy = shutil.copytree(steps.reduced_folder(local, bucket), attempt / "reduced")
+            _move_folder(copy, steps.reduced_folder(job.work, bucket))
         Metrics.counter("proteinlm", "sequences").inc(sum(s.count for s in result.statistics.values()))
         yield bucket
 
-    def _search(self, bucket: int, own: Path) -> None:
-        (own / "profiles").symlink_to(self.job.work / "profiles")
-        chosen = profile_search.choose(bucket, own, self.job.config.search_all)
-        found = sum(profile_search.search_piece(piece, own) for piece in profile_search.pieces(chosen))
-        searched = profile_search.Searched(chosen.number, found, chosen.too_long)
+    def _search(self, bucket: int, local: Path) -> None:
+        (local / "profiles").symlink_to(self.job.work / "profiles")
+        chosen = profile_search.choose(bucket, local, self.job.config.search_all)
+        with_families = sum(profile_search.search_piece(piece, local) for piece in profile_search.pieces(chosen))
+        searched = profile_search.Searched(chosen.number, with_families, chosen.too_long)
         note(self.job, "searched", f"{bucket}", json.dumps(asdict(searched)).encode())
 
 
-def _appear(whole: Path, folder: Path) -> None:
+def _move_folder(source: Path, folder: Path) -> None:
     folder.parent.mkdir(exist_ok=True)
     try:
-        os.rename(whole, folder)
+        os.rename(source, folder)
     except OSError:
-        # Another worker was first.
+        # Another worker has processed the same element before.
         if not folder.is_dir():
             raise
 
 
 class PlanFiles(_Step):
-    """All buckets, when they are reduced -> (file, task) of each file of the dataset."""
+    """Element: all buckets, once they are reduced. Output: (file, task) for each file of the dataset."""
 
     def outputs(self, element):
-        """Plan what `WriteFile` does."""
+        """Yield the tasks of `WriteFile`."""
         missing = set(range(self.job.num_buckets)).difference(element)
         if missing:
             raise RuntimeError(f"buckets {sorted(missing)} were not reduced")
@@ -311,14 +311,14 @@ class PlanFiles(_Step):
             yield file, pickle.dumps(task)
 
 
-def plan(job: Job) -> tuple[stages.ReduceResult, dict[str, Any]]:
+def plan(job: Job) -> tuple[steps.ReduceResult, dict[str, Any]]:
     """Return the sum of the reduced buckets, and the files to write (see `shard_plan.plan_files`)."""
-    reduced, counts = stages.add_up(stages.reduced_before(bucket, job.work) for bucket in range(job.num_buckets))
+    reduced, counts = steps.sum_buckets(steps.load_reduced(bucket, job.work) for bucket in range(job.num_buckets))
     return reduced, plan_files(job.config.name, counts, reduced.example_bytes, job.config.shards)
 
 
 class WriteFile(_Step):
-    """(file, task) -> nothing, when the shard or the manifest is in the dataset's folder; a note of the fingerprint."""
+    """Element: (file, task). It writes a shard, or the manifest and its fingerprint as a note."""
 
     def outputs(self, element):
         """Write one file."""
@@ -326,9 +326,9 @@ class WriteFile(_Step):
         task, job = pickle.loads(data), self.job
         with _attempt(job) as attempt:
             if file == MANIFEST:
-                fingerprint = stages.write_manifest(task, job.work, attempt)
+                fingerprint = steps.write_manifest(task, job.work, attempt)
                 note(job, "fingerprint", "fingerprint", fingerprint.encode())
             else:
-                stages.write_shard(task, job.work, attempt, job.config.name)
+                steps.write_shard(task, job.work, attempt, job.config.name)
             os.replace(attempt / file, job.folder / file)
         return ()

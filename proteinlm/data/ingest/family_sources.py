@@ -1,4 +1,4 @@
-"""Where the families of one ingest come from: tables are joined, sequences are searched, and both are accounted for."""
+"""Families of an ingest: tables that are joined, profiles that sequences are searched with, and their counts."""
 
 import os
 from collections import Counter
@@ -14,42 +14,33 @@ from proteinlm.data.families.profile_search import ProfileFile, Searched, read_p
 from proteinlm.data.families.table_counts import BadRow, TableFile
 from proteinlm.data.families.table_join import join_tables
 from proteinlm.data.families.table_lookup import FamilyTables, Mismatch
+from proteinlm.data.ingest.config import IngestConfig
 from proteinlm.data.ingest.workers import Submit
 from proteinlm.data.sources.locations import Location, expand
 
 FAMILY_REJECTS = "families_rejects.tsv"
-"""Proteins of which a table knows another version; the file is there if there are any."""
+"""List of the proteins of which a table has another version. The file exists only if there are any."""
 
 
 class FamilySources:
-    """Tables and profiles of one run, and what became of them.
+    """Tables and profiles of one ingest, with counts of their use.
 
     Args:
-        tables: paths of tables.
-        profiles: paths of profiles to search sequences with that have no family otherwise.
-        everything: search those that have one as well.
+        config: settings of the ingest; it names the tables and the profiles.
         work: scratch folder.
-        output: folder that FAMILY_REJECTS is written to.
-        progress: where bars are shown.
+        folder: folder of the dataset, to which FAMILY_REJECTS is written.
 
     Attributes:
-        sources: number of records with families, by source (see `pfam_table.Joined`).
-        mismatched: number of records whose CRC64 is not a table's.
-        unknown: accessions of tables that no record has: how many, and the first ones.
-        searched: what the search did, None without one.
+        files: the tables, with their counts of rows.
+        profiles: the files of profiles.
+        sources: number of records that have a family from each source (see `table_lookup.Joined`).
+        mismatched: number of records whose CRC64 differs from that of a table.
+        unknown: accessions of tables that no record has: their number, and the first ones.
+        searched: counts of the search; None without a search.
     """
 
-    def __init__(
-        self,
-        tables: Sequence,
-        profiles: Sequence,
-        everything: bool,
-        work: Path,
-        output: Path,
-        progress: Progress,
-    ):
-        self.paths, self.profile_paths, self.everything = tuple(tables), tuple(profiles), everything
-        self.work, self.output, self.progress = work, output, progress
+    def __init__(self, config: IngestConfig, work: Path, folder: Path):
+        self._config, self._work, self._rejects = config, work, folder / FAMILY_REJECTS
         self.files: list[TableFile] = []
         self.profiles: list[ProfileFile] = []
         self.sources: Counter = Counter()
@@ -59,52 +50,55 @@ class FamilySources:
 
     @property
     def malformed(self) -> tuple[int, tuple[BadRow, ...]]:
-        """Rows of tables that could not be read: how many, and the first ones."""
+        """Rows of tables that cannot be read: their number, and the first ones."""
         shown = [row for file in self.files for row in file.shown]
         return sum(file.malformed for file in self.files), tuple(shown[:SHOWN])
 
-    def read(self, submit: Submit, joined: bool = False) -> None:
-        """Join the tables, unless they are joined already, and check the profiles, before any sequence is read.
-
-        Raises:
-            InputError: as `join_tables` and `read_profiles`.
-        """
-        if self.profile_paths:
-            self.profiles = read_profiles(self.profile_paths, self.work)
-        if self.paths and not joined:
-            bar = self.progress.add_task("families", total=1.0, detail="")
-            join_tables(
-                self.paths, self.work / "families", submit, lambda share: self.progress.update(bar, completed=share)
-            )
-        if self.paths:
-            self.files = FamilyTables(self.work / "families").files
-
     def inputs(self) -> dict[str, Any]:
-        """Return which files these are, for the marker of the ingest."""
-        kinds = (("table", self.paths), ("profiles", self.profile_paths))
+        """Return name and stamp of each file, for the marker of the ingest."""
+        kinds = (("table", self._config.families), ("profiles", self._config.profiles))
         return {f"{kind} {name}": Location(name).stamp for kind, paths in kinds for name in expand(paths)}
 
+    def read_profiles(self) -> None:
+        """Check the profiles and copy them to the scratch folder; errors as for `profile_search.read_profiles`."""
+        if self._config.profiles:
+            self.profiles = read_profiles([os.fspath(path) for path in self._config.profiles], self._work)
+
+    def read_tables(self, submit: Submit, progress: Progress, joined: bool) -> None:
+        """Join the tables, unless they are `joined` already.
+
+        Raises:
+            InputError: as `join_tables`.
+        """
+        if not self._config.families:
+            return
+        folder = self._work / "families"
+        if not joined:
+            bar = progress.add_task("families", total=1.0, detail="")
+            join_tables(
+                self._config.families, folder, submit, lambda fraction: progress.update(bar, completed=fraction)
+            )
+        self.files = FamilyTables(folder).files
+
     def state(self) -> dict[str, Any]:
-        """Return what `restore` needs, for JSON."""
-        path = self.output / FAMILY_REJECTS
-        size = path.stat().st_size if self.mismatched else 0
+        """Return a dictionary for JSON, which `restore` reads."""
+        size = self._rejects.stat().st_size if self.mismatched else 0
         return {"sources": dict(self.sources), "mismatched": self.mismatched, "rejects_bytes": size}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state: forget what was taken after it."""
+        """Return to a state of `state`, and drop the rejects that were written after it."""
         self.sources, self.mismatched = Counter(state["sources"]), state["mismatched"]
-        path = self.output / FAMILY_REJECTS
         if self.mismatched:
-            os.truncate(path, state["rejects_bytes"])
+            os.truncate(self._rejects, state["rejects_bytes"])
         else:
-            path.unlink(missing_ok=True)
+            self._rejects.unlink(missing_ok=True)
 
-    def take(self, path: str, sources: Counter, mismatches: Sequence[Mismatch]) -> None:
-        """Account for the records of one block of the file `path`."""
+    def add(self, path: str, sources: Counter, mismatches: Sequence[Mismatch]) -> None:
+        """Add the counts of one block of the file `path`, and append its mismatches to FAMILY_REJECTS."""
         self.sources.update(sources)
         if not mismatches:
             return
-        with open(self.output / FAMILY_REJECTS, "a", encoding="utf-8") as handle:
+        with open(self._rejects, "a", encoding="utf-8") as handle:
             if not self.mismatched:
                 handle.write("source\taccession\tcrc64_of_table\tcrc64_of_sequence\n")
             name = " ".join(path.split())
@@ -113,25 +107,25 @@ class FamilySources:
         self.mismatched += len(mismatches)
 
     def count_unknown(self) -> None:
-        """Find the accessions of the tables that no record has asked for."""
-        if self.paths:
-            self.unknown = FamilyTables(self.work / "families").unused()
+        """Count the accessions of the tables that no record has."""
+        if self._config.families:
+            self.unknown = FamilyTables(self._work / "families").unused()
 
-    def search(self, num_buckets: int, submit: Submit) -> Searched:
-        """Search what is in the buckets."""
-        bar = self.progress.add_task("searching", total=None, detail="")
+    def search(self, num_buckets: int, submit: Submit, progress: Progress) -> Searched:
+        """Search the sequences of all buckets with the profiles."""
+        bar = progress.add_task("searching", total=None, detail="")
 
-        def advance(done: int, total: int, found: int) -> None:
-            detail = f"{done:,} of {total:,} sequences, {found:,} with families"
-            self.progress.update(bar, completed=done, total=total, detail=detail)
+        def advance(done: int, total: int, with_families: int) -> None:
+            detail = f"{done:,} of {total:,} sequences, {with_families:,} with families"
+            progress.update(bar, completed=done, total=total, detail=detail)
 
-        self.searched = search_buckets(num_buckets, self.everything, submit, advance)
+        self.searched = search_buckets(self._work, num_buckets, self._config.search_all, submit, advance)
         return self.searched
 
     def provenance(self) -> dict[str, Any]:
-        """Return what the dataset's provenance says about families."""
+        """Return the entries of provenance.json about families."""
         tables = [{name: value for name, value in asdict(file).items() if name != "shown"} for file in self.files]
-        made: dict[str, Any] = {
+        entries: dict[str, Any] = {
             "family_tables": tables,
             "family_rows": {
                 "read": sum(file.rows for file in self.files),
@@ -143,6 +137,6 @@ class FamilySources:
             "records_with_another_crc64": self.mismatched,
         }
         if self.searched is not None:
-            which = "all" if self.everything else "those without a family"
-            made["family_search"] = {"sequences": which, "cutoffs": "gathering", **asdict(self.searched)}
-        return made
+            sequences = "all" if self._config.search_all else "those without a family"
+            entries["family_search"] = {"sequences": sequences, "cutoffs": "gathering", **asdict(self.searched)}
+        return entries

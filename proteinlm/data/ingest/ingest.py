@@ -1,27 +1,27 @@
-"""Ingest: files of sequences in, a dataset out that appears whole or not at all."""
+"""Ingest: turn files of protein sequences into a dataset, which appears whole or not at all."""
 
 import errno
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from proteinlm.data.families.ids import PAPER_HELD_OUT_FAMILIES, check_families, read_held_out
 from proteinlm.data.ingest.config import IngestConfig
-from proteinlm.data.ingest.local import MARKER, LocalEngine
-from proteinlm.data.ingest.progress import anything_finished
-from proteinlm.data.ingest.summary import Summary
-from proteinlm.data.sources import releases
+from proteinlm.data.ingest.local import prepare_local
+from proteinlm.data.ingest.progress import MARKER, anything_finished
+from proteinlm.data.ingest.results import IngestResult, Summary
 from proteinlm.data.sources.files import open_sources
 from proteinlm.data.sources.locations import Location, expand
 from proteinlm.data.splits.from_manifest import refuse_no_manifest
 from proteinlm.data.splits.mmseqs import find_mmseqs
-from proteinlm.data.splits.rules import SplitsConfig
 from proteinlm.errors import InputError
-from proteinlm.output.folders import partial_folder, refuse_output, workplace
+from proteinlm.output.folders import output_folder, partial_folder, refuse_output
+
+SAMPLE = Path(__file__).parents[1] / "sample"
+"""Folder of the sample: 4,509 real proteins and their families, part of this package."""
 
 
 def ingest(
@@ -32,72 +32,77 @@ def ingest(
     release: Mapping[str, Any] | None = None,
     console: Console | None = None,
 ) -> Summary:
-    """Turn files of sequences into a dataset.
+    """Turn files of protein sequences into a dataset.
 
-    The dataset is a function of the files' contents and names and of `config`, of which the number of workers changes
-    no byte; neither does the order of the files.
+    The dataset depends on the contents and names of the files and on `config`. The number of workers and the order of
+    the files do not change a byte of it.
 
     Args:
-        sources: FASTA and UniProtKB flat files (see `sources.SourceFile`) or patterns of names; the same file twice is
-            refused, since it would look like copies.
-        output: folder to make; it must not exist or be empty. A hidden folder beside it holds what is
-            unfinished.
-        config: the defaults are the paper's splits.
-        release: of UniProt that the sources are of (`releases.provenance`), for the dataset's provenance.
-        console: where progress is shown if it is a terminal; standard error by default.
+        sources: FASTA and UniProtKB flat files (see `files.SourceFile`), or patterns of names. A file that is named
+            twice is an error, since its records would count as copies.
+        output: folder of the dataset; it must not exist, or be empty. Unfinished work is in a hidden folder beside it.
+        config: settings; the defaults are the splits of the Performer paper.
+        release: provenance of the release of UniProt that the sources belong to (`releases.provenance`).
+        console: terminal for messages and progress bars; standard error by default.
+
+    Returns:
+        Counts, warnings and times.
 
     Raises:
-        InputError: something in the files or the arguments is wrong, the disk is full, or a worker was
-            killed. The output folder is then not there; after troubles that may pass, what is finished is kept in the
-            hidden folder.
+        InputError: a file or an argument is wrong, the disk is full, or a worker was killed. The output folder does
+            not exist then. After an error that may be temporary, the hidden folder keeps the finished work.
     """
     config = config or IngestConfig()
     output = Path(output)
-    start = _engine(config)
+    prepare = _engine(config)
     files = open_sources(sources)
-    engine: LocalEngine | None = None
+    run: Callable[[], IngestResult] | None = None
 
-    def kept(error: BaseException) -> bool:
-        # What an earlier ingest has finished stays when this one cannot even begin.
-        return anything_finished(partial_folder(output) / MARKER) and (engine is None or _may_pass(error))
+    def keep_unfinished(error: BaseException) -> bool:
+        # The work of an earlier ingest is kept if this one cannot start.
+        return anything_finished(partial_folder(output) / MARKER) and (run is None or _may_be_temporary(error))
 
     try:
-        with workplace(output, kept):
-            engine = start(files, partial_folder(output), output, config, release, console or Console(stderr=True))
-            return engine.run()
+        with output_folder(output, keep_unfinished):
+            partial, console = partial_folder(output), console or Console(stderr=True)
+            run = prepare(files, partial, config, release, console)
+            return Summary.of(run(), output, config)
     except (InputError, OSError, BrokenProcessPool) as error:
-        goes_on = engine is not None and kept(error)
-        sentence = _sentence(error, output)
-        if sentence is None or (isinstance(error, InputError) and not goes_on):
+        resumable = run is not None and keep_unfinished(error)
+        message = _message(error, output)
+        if message is None or (isinstance(error, InputError) and not resumable):
             raise
-        if goes_on:
-            sentence += f" What is finished is kept in {partial_folder(output)}: the same command goes on from there."
-        raise InputError(sentence) from error
+        if resumable:
+            message += (
+                f" The finished work is kept in {partial_folder(output)}: run the same command again to continue."
+            )
+        raise InputError(message) from error
 
 
-def _engine(config: IngestConfig) -> type[LocalEngine]:
+def _engine(config: IngestConfig) -> Callable[..., Callable[[], IngestResult]]:
+    """Return the function that prepares an ingest on the engine of the config."""
     if config.engine == "local":
-        return LocalEngine
+        return prepare_local
     try:
-        from proteinlm.data.ingest.beam import BeamEngine, pipeline_options
+        from proteinlm.data.ingest.beam import pipeline_options, prepare_beam
     except ImportError as error:
         raise InputError(
             "--engine beam needs Apache Beam: pip install 'proteinlm[beam]', in an environment of its own if another "
             f"package needs protobuf 7 ({error})."
         ) from error
-    # Before anything is made.
+    # Wrong options are reported before a folder is made.
     pipeline_options(config)
-    return BeamEngine
+    return prepare_beam
 
 
-def _may_pass(error: BaseException) -> bool:
-    """Tell a full disk, a server that does not answer and the like from what is wrong in files and options."""
+def _may_be_temporary(error: BaseException) -> bool:
+    """Return whether an error may pass by itself (a full disk, an unreachable server), unlike an error in the input."""
     cause = error.__cause__ if isinstance(error, InputError) else error
     return isinstance(cause, OSError | BrokenProcessPool | ImportError)
 
 
-def _sentence(error: BaseException, output: Path) -> str | None:
-    """Return what the user is told of an error, None for one that is not his."""
+def _message(error: BaseException, output: Path) -> str | None:
+    """Return the message for the user; None for an error that the user cannot fix."""
     if isinstance(error, InputError):
         return str(error)
     if isinstance(error, BrokenProcessPool):
@@ -106,56 +111,19 @@ def _sentence(error: BaseException, output: Path) -> str | None:
     if code in (errno.ENOSPC, errno.EDQUOT):
         return (
             f"the disk of {output} is full: ingest needs room for the dataset and scratch files, together about three "
-            "times the sequences; make room or name a folder on another disk."
+            "times the size of the sequences; make room or name a folder on another disk."
         )
     if code in (errno.EACCES, errno.EROFS, errno.EPERM):
         return f"{output} cannot be written ({os.strerror(code)}): name another output folder."
     return None
 
 
-SAMPLE = Path(__file__).parents[1] / "sample"
-"""4,509 real proteins and their families, part of this package."""
+def check_inputs(sources: Sequence[str], output: Path, config: IngestConfig) -> None:
+    """Raise the errors of `ingest` that do not depend on the contents of the files.
 
-
-def ingest_command(arguments: Any) -> None:
-    """Run `proteinlm ingest` and print what it wrote.
-
-    Args:
-        arguments: as `ingest_options.parse_ingest` returns them; the source `sample` stands for the proteins of this
-            package.
+    Raises:
+        InputError: a path or an option is wrong, or MMseqs2 or the manifest is missing.
     """
-    output = Path(arguments.output)
-    families, sources = tuple(arguments.families), [*arguments.sources]
-    # A file of that name in the working folder is still reached as ./sample.
-    if "sample" in sources:
-        sources[sources.index("sample")] = os.fspath(SAMPLE / "proteins.fasta.gz")
-        families = (*families, os.fspath(SAMPLE / "pfam.tsv.gz"))
-    splits = SplitsConfig(
-        arguments.valid, arguments.test, _held_out(arguments.held_out), arguments.split_identity, arguments.splits
-    )
-    config = IngestConfig(
-        splits,
-        families,
-        profiles=arguments.pfam_hmm,
-        search_all=arguments.pfam_hmm_all,
-        name=arguments.name,
-        shards=arguments.shards,
-        engine=arguments.engine,
-        beam_args=arguments.beam_args,
-        workers=arguments.workers,
-    )
-    for option, files in (("--families", families), ("--pfam-hmm", arguments.pfam_hmm)):
-        if not sources and arguments.release is None and len(files) > 1:
-            raise InputError(f"name files of sequences before the options: all that follows {option} belongs to it.")
-    if arguments.release is not None:
-        # Before hours of downloading.
-        _check(sources, output, config)
-    downloaded, release = releases.from_arguments(arguments)
-    ingest([*sources, *downloaded], output, config, release=release).print(Console())
-
-
-def _check(sources: Sequence[str], output: Path, config: IngestConfig) -> None:
-    """Refuse what `ingest` would refuse, as far as it can be told before the files are read."""
     refuse_output(output)
     _engine(config)
     if sources:
@@ -166,11 +134,3 @@ def _check(sources: Sequence[str], output: Path, config: IngestConfig) -> None:
         find_mmseqs()
     if config.splits.manifest is not None:
         refuse_no_manifest(config.splits.manifest)
-
-
-def _held_out(text: str) -> tuple[str, ...]:
-    if text == "paper":
-        return PAPER_HELD_OUT_FAMILIES
-    if text == "none":
-        return ()
-    return read_held_out(text) if Path(text).is_file() else check_families(text.split(","), "--held-out")

@@ -1,12 +1,12 @@
-"""The local engine: one ingest on the processes of this machine, phase by phase, each going on where it was stopped."""
+"""The local engine: an ingest by the processes of this machine, phase by phase; it continues an interrupted ingest."""
 
-import contextlib
+import functools
 import importlib
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,317 +14,270 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from proteinlm import __version__
-from proteinlm.data.dataset.dataset import (
-    MANIFEST,
-    PROVENANCE,
-    REJECTS,
-    STATISTICS,
-    VERSION,
-    write_tfds_metadata,
-)
-from proteinlm.data.dataset.datasheet import write_datasheet
-from proteinlm.data.dataset.shard_plan import Shard, plan_files
-from proteinlm.data.families.ids import SHOWN
+from proteinlm.data.dataset.dataset import MANIFEST, REJECTS
+from proteinlm.data.dataset.shard_plan import plan_files
 from proteinlm.data.families.profile_search import Searched
-from proteinlm.data.ingest import steps as stages
+from proteinlm.data.ingest import steps
 from proteinlm.data.ingest.config import IngestConfig
 from proteinlm.data.ingest.family_sources import FAMILY_REJECTS, FamilySources
-from proteinlm.data.ingest.progress import Marker
-from proteinlm.data.ingest.source_accounts import Intake
-from proteinlm.data.ingest.split_decisions import Decisions
-from proteinlm.data.ingest.summary import Summary
+from proteinlm.data.ingest.progress import MARKER, SCRATCH, Marker
+from proteinlm.data.ingest.results import IngestResult, check_not_empty, shard_lengths, timed, write_description
+from proteinlm.data.ingest.source_accounts import SourceAccounts
+from proteinlm.data.ingest.split_decisions import SplitDecisions
 from proteinlm.data.ingest.workers import Submit, pool, wait_for_processes
 from proteinlm.data.sources.files import SourceFile, TextBlock
-from proteinlm.data.sources.spill import bucket_folder, drop_bucket
-from proteinlm.data.splits.mmseqs import SHORTEST
-from proteinlm.data.splits.rules import SPLITS
-from proteinlm.errors import InputError
+from proteinlm.data.sources.spill import bucket_folder, cut_bucket, drop_bucket
 from proteinlm.output.folders import DATASET
-from proteinlm.output.saving import write_json
 
-MARKER = Path("scratch") / "marker.json"
-_MAX_BUCKETS = 1 << 14
-_SCRATCH = 1
-"""Counts the ways in which scratch files have been written; what another one has left is not read."""
+_SCRATCH_FORMAT = 1
+"""Version of the format of the scratch files. Scratch files of another version are not read."""
 
 
-class LocalEngine:
-    """One ingest.
+@dataclass(frozen=True)
+class _Ingest:
+    """One ingest on this machine.
+
+    Attributes:
+        files: sources, sorted.
+        config: settings.
+        release: provenance of the release of UniProt that the sources belong to.
+        folder: folder of the dataset.
+        work: scratch folder.
+        num_buckets: number of buckets.
+        marker: record of the finished work.
+        progress: progress bars on the terminal.
+        result: result so far.
+    """
+
+    files: list[SourceFile]
+    config: IngestConfig
+    release: Mapping[str, Any] | None
+    folder: Path
+    work: Path
+    num_buckets: int
+    marker: Marker
+    progress: Progress
+    result: IngestResult
+
+
+def prepare_local(
+    files: list[SourceFile],
+    folder: Path,
+    config: IngestConfig,
+    release: Mapping[str, Any] | None,
+    console: Console,
+) -> Callable[[], IngestResult]:
+    """Check the inputs of an ingest, and return the function that writes the dataset on this machine.
 
     Args:
         files: sources, sorted.
-        folder: with the folder `dataset`, which is written, and scratch; what a killed ingest has left is taken up.
-        output: what the dataset will be called.
-        config: of the dataset.
-        release: what the provenance says of the release that the sources are of.
-        console: where progress is shown if it is a terminal, and what is taken up in any case.
+        folder: partial folder. The dataset is written to DATASET in it; an interrupted ingest in it is continued.
+        config: settings of the dataset.
+        release: provenance of the release of UniProt that the sources belong to.
+        console: terminal for progress bars and messages.
 
     Raises:
-        InputError: the folder holds an unfinished ingest of other sources or with other options.
+        InputError: the folder holds an unfinished ingest of other sources or with other options; or a table, a file of
+            profiles, a manifest or MMseqs2 is missing.
     """
+    dataset, work = folder / DATASET, folder / SCRATCH
+    # Known before a source is read, and independent of the number of workers.
+    num_buckets = config.num_buckets(sum(file.text_size for file in files))
+    families = FamilySources(config, work, dataset)
+    splits = SplitDecisions(config.splits, work, num_buckets)
+    if not dataset.is_dir():
+        # A finished ingest was killed while it removed its scratch files, and its dataset has been removed since.
+        (folder / MARKER).unlink(missing_ok=True)
+    inputs = {
+        "version": __version__,
+        "scratch files": _SCRATCH_FORMAT,
+        "buckets": num_buckets,
+        "name": config.name,
+        "shards": config.shards,
+        **asdict(config.splits),
+        "search of all sequences": config.search_all,
+        "release": release,
+        **{f"source {file.path}": file.stamp for file in files},
+        **families.inputs(),
+        **splits.inputs(),
+    }
+    marker = Marker(folder / MARKER, inputs)
+    progress = Progress(
+        TextColumn("{task.description:<9}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.fields[detail]}"), TimeRemainingColumn(),
+        console=console, disable=not console.is_terminal,
+    )  # fmt: skip
+    result = IngestResult(SourceAccounts(files, dataset, families), families, splits)
+    run = _Ingest(files, config, release, dataset, work, num_buckets, marker, progress, result)
+    return functools.partial(_run, run)
 
-    def __init__(
-        self,
-        files: list[SourceFile],
-        folder: Path,
-        output: Path,
-        config: IngestConfig,
-        release: Mapping[str, Any] | None,
-        console: Console,
-    ):
-        self.files, self.config, self.release, self.console = files, config, release, console
-        self.folder, self.work = folder / DATASET, folder / "scratch"
-        self.summary = Summary(output)
-        self.progress = Progress(
-            TextColumn("{task.description:<9}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
-            TextColumn("{task.fields[detail]}"), TimeRemainingColumn(),
-            console=console, disable=not console.is_terminal,
-        )  # fmt: skip
-        self.families = FamilySources(
-            config.families, config.profiles, config.search_all, self.work, self.folder, self.progress
-        )
-        self.intake = Intake(files, self.folder, self.families)
-        # Known before anything is read and the same for any number of workers.
-        wanted = max(1, -(-sum(file.text_size for file in files) // config.bucket_bytes))
-        self.num_buckets = min(1 << (wanted - 1).bit_length(), _MAX_BUCKETS)
-        if not self.folder.is_dir():
-            # Finished, but for removing its scratch files, and its dataset has been removed since.
-            (folder / MARKER).unlink(missing_ok=True)
-        self.decisions = Decisions(config.splits, self.work, self.num_buckets, self.progress)
-        self.marker = Marker(folder / MARKER, self._inputs())
 
-    def _inputs(self) -> dict[str, Any]:
-        """Return what the dataset is a function of, and what its scratch files are."""
-        config, splits = self.config, self.config.splits
-        return {
-            "version": __version__,
-            "scratch files": _SCRATCH,
-            "buckets": self.num_buckets,
-            "name": config.name,
-            "shards": config.shards,
-            **asdict(splits),
-            "search of all sequences": config.search_all,
-            "release": self.release,
-            **{f"source {file.path}": file.stamp for file in self.files},
-            **self.families.inputs(),
-            **self.decisions.inputs(),
-        }
+def _run(run: _Ingest) -> IngestResult:
+    """Write the dataset, or the rest of it."""
+    config, result, families = run.config, run.result, run.result.families
+    _prepare_folders(run)
+    with run.progress, pool(config.num_workers, run.work) as submit:
+        with timed(result.seconds, "families"):
+            families.read_profiles()
+            families.read_tables(submit, run.progress, run.marker.state.get("families", False))
+            run.marker.note(families=True)
+        if config.splits.manifest is not None:
+            with timed(result.seconds, "manifest"):
+                _decide_splits(run, submit)
+        with timed(result.seconds, "map"):
+            _map_sources(run, submit)
+        if config.profiles:
+            with timed(result.seconds, "search"):
+                _search(run, submit)
+        if config.splits.identity is not None:
+            with timed(result.seconds, "identity"):
+                _decide_splits(run, submit)
+        with timed(result.seconds, "reduce"):
+            counts = reduce_buckets(run, submit)
+        with timed(result.seconds, "write"):
+            _write_files(run, submit, counts)
+            result.splits.finish(run.folder, result.listed)
+            write_description(result, run.folder, config, run.release)
+    return result
 
-    def run(self) -> Summary:
-        """Write the dataset, or the rest of it."""
-        self._take_up()
-        arguments = (self.work, self.num_buckets, self.config.splits, self.folder, self.config.name)
-        with self.progress, pool(self.config.num_workers, arguments) as submit:
-            with self._phase("families"):
-                self.families.read(submit, self.marker.state.get("families", False))
-                self.marker.note(families=True)
-            if self.config.splits.manifest is not None:
-                with self._phase("manifest"):
-                    self._decide(submit)
-            with self._phase("map"):
-                self._map(submit)
-            if self.config.profiles:
-                with self._phase("search"):
-                    self._search(submit)
-            if self.config.splits.identity is not None:
-                with self._phase("identity"):
-                    self._decide(submit)
-            with self._phase("reduce"):
-                reduced, counts = self._reduce(submit)
-            with self._phase("write"):
-                self._write(submit, reduced, counts)
-        return self.summary
 
-    def _take_up(self) -> None:
-        """Make the folders, or find out what is finished in them and remove the rest."""
-        state = self.marker.state
-        if self.work.is_dir():
-            wait_for_processes(self.work)
-        if not self.marker.old:
-            if self.marker.other:
-                self.console.print(
-                    f"an unfinished ingest differs in {self.marker.other}; nothing of it was finished, so it is "
-                    "removed.", markup=False, highlight=False, soft_wrap=True,
-                )  # fmt: skip
-            for folder in (self.folder, self.work):
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir()
-            for bucket in range(self.num_buckets):
-                bucket_folder(self.work, bucket).mkdir(parents=True)
-            self.marker.save()
-            return
-        kept = {*state.get("written", ()), *((REJECTS, FAMILY_REJECTS) if "intake" in state else ())}
-        for path in self.folder.iterdir():
-            if path.name not in kept:
-                path.unlink()
-        if "intake" in state:
-            self.intake.restore(state["intake"])
-        self.summary.taken_up = (
-            f"{len(self.intake.sources):,} of {len(self.files):,} sources were read, {state.get('reduced', 0):,} of "
-            f"{self.num_buckets:,} buckets sorted, {len(state.get('written', ())):,} files written"
-        )
-        self.console.print(
-            f"going on with an ingest that was stopped: {self.summary.taken_up}.",
-            markup=False, highlight=False, soft_wrap=True,
-        )  # fmt: skip
+def _prepare_folders(run: _Ingest) -> None:
+    """Make the folders of a new ingest; or restore the accounts of an interrupted one and remove unfinished files."""
+    marker, result = run.marker, run.result
+    show = functools.partial(run.progress.console.print, markup=False, highlight=False, soft_wrap=True)
+    if run.work.is_dir():
+        wait_for_processes(run.work)
+    if not marker.resumes:
+        if marker.differences:
+            show(f"an unfinished ingest differs in {marker.differences}; it had finished nothing and is removed.")
+        for folder in (run.folder, run.work):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        for bucket in range(run.num_buckets):
+            bucket_folder(run.work, bucket).mkdir(parents=True)
+        marker.save()
+        return
+    state = marker.state
+    finished_files = {*state.get("written", ()), *((REJECTS, FAMILY_REJECTS) if "intake" in state else ())}
+    for path in run.folder.iterdir():
+        if path.name not in finished_files:
+            path.unlink()
+    if "intake" in state:
+        result.accounts.restore(state["intake"])
+    result.resumed = (
+        f"{len(result.accounts.sources):,} of {len(run.files):,} sources were read, {state.get('reduced', 0):,} of "
+        f"{run.num_buckets:,} buckets sorted, {len(state.get('written', ())):,} files written"
+    )
+    show(f"continuing an interrupted ingest: {result.resumed}.")
 
-    @contextlib.contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.summary.seconds[name] = time.perf_counter() - start
 
-    def _map(self, submit: Submit) -> None:
-        intake = self.intake
-        first = len(intake.sources)
-        if first < len(self.files):
-            with intake:
-                self._read(submit, first)
-            intake.check()
-        self.families.count_unknown()
+def _decide_splits(run: _Ingest, submit: Submit) -> None:
+    """Decide splits by identity or by a manifest, unless the interrupted ingest has done so."""
+    splits = run.result.splits
+    splits.details = run.marker.state.get("decided")
+    if splits.details is None:
+        run.marker.note(decided=splits.decide(submit, run.config.num_workers, run.progress))
 
-    def _read(self, submit: Submit, first: int) -> None:
-        if self.marker.old:
-            for _ in submit("cut", ((bucket, first) for bucket in range(self.num_buckets))):
-                pass
-        finished = sum(file.size for file in self.files[:first])
-        total = sum(file.size for file in self.files)
-        bar = self.progress.add_task("reading", total=total, completed=finished, detail="")
-        start, records = time.perf_counter(), self.intake.records
-        for (form, file), result in submit("map", self._blocks(first), keyed=True):
-            self.intake.take(form, result)
-            if file is not None:
-                self.intake.end_source()
-                finished += file.size
-                # With thousands of small files the account of all before would take longer than reading them.
-                if self.marker.due:
-                    self.marker.note(intake=self.intake.state())
-            rate = (self.intake.records - records) / (time.perf_counter() - start)
-            detail = f"{self.intake.records:,} records, {rate:,.0f}/s"
-            read = self.files[len(self.intake.sources)].read if len(self.intake.sources) < len(self.files) else 0
-            self.progress.update(bar, completed=finished + read, detail=detail)
-        self.marker.note(intake=self.intake.state())
 
-    def _blocks(self, first: int) -> Iterator[tuple[tuple[str, SourceFile | None], tuple[int, TextBlock]]]:
-        """Yield blocks with their format, their file if they are its last, and the file's number."""
-        for index, file in enumerate(self.files[first:], first):
-            for block in file.blocks(self.config.block_bytes):
-                yield (block.format, file if block.last else None), (index, block)
+def _map_sources(run: _Ingest, submit: Submit) -> None:
+    """Append the records of all sources to the buckets."""
+    accounts = run.result.accounts
+    first = len(accounts.sources)
+    if first < len(run.files):
+        with accounts:
+            if run.marker.resumes:
+                cut = functools.partial(cut_bucket, run.work, source=first)
+                for _ in submit(cut, range(run.num_buckets)):
+                    pass
+            _read_sources(run, submit, first)
+        accounts.check()
+    run.result.families.count_unknown()
 
-    def _search(self, submit: Submit) -> None:
-        known = self.marker.state.get("searched")
-        if known is None:
-            self.marker.note(searched=asdict(self.families.search(self.num_buckets, submit)))
-        else:
-            self.families.searched = Searched(**known)
 
-    def _decide(self, submit: Submit) -> None:
-        made = self.marker.state.get("decided")
-        if made is None:
-            self.marker.note(decided=self.decisions.decide(submit, self.config.num_workers))
-        else:
-            self.decisions.made = made
+def _read_sources(run: _Ingest, submit: Submit, first: int) -> None:
+    """Map the blocks of the sources from index `first` on."""
+    files, marker, accounts = run.files, run.marker, run.result.accounts
+    finished = sum(file.size for file in files[:first])
+    bar = run.progress.add_task("reading", total=sum(file.size for file in files), completed=finished, detail="")
+    start, records = time.perf_counter(), accounts.records
+    map_block = functools.partial(steps.map_block, work=run.work, num_buckets=run.num_buckets)
+    for (form, ended), result in submit(map_block, _blocks(run, first), keyed=True):
+        accounts.add(form, result)
+        if ended is not None:
+            accounts.end_source()
+            finished += ended.size
+            # For thousands of small files, writing the accounts after each would take longer than reading the files.
+            if marker.due:
+                marker.note(intake=accounts.state())
+        rate = (accounts.records - records) / (time.perf_counter() - start)
+        bytes_read = files[len(accounts.sources)].read if len(accounts.sources) < len(files) else 0
+        detail = f"{accounts.records:,} records, {rate:,.0f}/s"
+        run.progress.update(bar, completed=finished + bytes_read, detail=detail)
+    marker.note(intake=accounts.state())
 
-    def _reduce(self, submit: Submit) -> tuple[stages.ReduceResult, dict[str, list[int]]]:
-        reduced, counts = stages.add_up(self._results(submit))
-        self._sum_up(reduced)
-        return reduced, counts
 
-    def _results(self, submit: Submit) -> Iterator[stages.ReduceResult]:
-        known = self.marker.state.get("reduced", 0)
-        dropped = 0
-        bar = self.progress.add_task("sorting", total=self.num_buckets, completed=known, detail="")
-        for bucket in range(known):
-            yield stages.reduced_before(bucket, self.work)
-        for bucket, result in enumerate(submit("reduce", range(known, self.num_buckets)), known):
-            yield result
-            self.progress.advance(bar)
-            # Records are given up when the marker says that they are not needed again.
-            if self.marker.note(reduced=bucket + 1):
-                for done in range(dropped, bucket + 1):
-                    drop_bucket(self.work, done)
-                dropped = bucket + 1
+def _blocks(run: _Ingest, first: int) -> Iterator[tuple[tuple[str, SourceFile | None], tuple[int, TextBlock]]]:
+    """Yield each block with the index of its source; the key is its format, and the source if the block is its last."""
+    for index, file in enumerate(run.files[first:], first):
+        for block in file.blocks(run.config.block_bytes):
+            yield (block.format, file if block.last else None), (index, block)
 
-    def _sum_up(self, reduced: stages.ReduceResult) -> None:
-        summary, families, intake = self.summary, self.families, self.intake
-        summary.records, summary.taken = intake.records, intake.taken
-        summary.rejected, summary.rejects = intake.rejected, intake.rejects
-        summary.statistics = reduced.statistics
-        summary.with_families = reduced.with_families
-        summary.near, summary.unlisted = reduced.near, reduced.unlisted
-        summary.malformed, summary.unknown = families.malformed, families.unknown
-        summary.mismatched, summary.searched = families.mismatched, families.searched
-        if not any(s.count for s in reduced.statistics.values()) and reduced.near:
-            raise InputError(
-                f"each of the {reduced.near:,} sequences is near (below {SHORTEST} residues, or like another): there "
-                "is nothing to split by identity."
-            )
-        if not reduced.statistics["train"].count:
-            near = f"; {reduced.near:,} sequences are near: short, or like evaluated ones" if reduced.near else ""
-            summary.warnings.append(f"train is empty: lower --valid and --test, or give more sequences{near}.")
-        missing = [family for family in self.config.splits.held_out if not reduced.held_out[family]]
-        if missing and self.config.splits.manifest is None:
-            listed = ", ".join(missing[:SHOWN]) + (" ..." if len(missing) > SHOWN else "")
-            of = f"{len(missing)} of {len(self.config.splits.held_out)} held-out families"
-            ood = "" if reduced.statistics["ood"].count else "; the split ood is empty"
-            summary.warnings.append(f"no sequence has {of} ({listed}){ood}.")
 
-    def _write(self, submit: Submit, reduced: stages.ReduceResult, counts: dict[str, list[int]]) -> None:
-        tasks = plan_files(self.config.name, counts, reduced.example_bytes, self.config.shards)
-        state = self.marker.state
-        written = list(state.get("written", ()))
-        bar = self.progress.add_task("writing", total=len(tasks) + 1, completed=len(written), detail="")
-        rest = [(file, task) for file, task in tasks.items() if file not in written]
-        figures = (None, stages.Drawing(reduced.statistics))
-        # They take the longest of all tasks: beside others first, alone last, since what is killed draws them again.
-        rest = [figures, *rest] if self.config.num_workers > 1 else [*rest, figures]
-        if self.config.num_workers > 1:
-            # What writes the metadata takes a second to import, and this process only waits meanwhile.
-            threading.Thread(target=importlib.import_module, args=("tensorflow_datasets",), daemon=True).start()
-        for file, done in submit("write", rest, keyed=True):
-            self.progress.advance(bar)
-            if file is None:
-                continue
-            written.append(file)
-            if file == MANIFEST:
-                state["fingerprint"] = done
-            self.marker.note(written=written)
-        folders = [stages.reduced_folder(self.work, bucket) for bucket in range(self.num_buckets)]
-        self.decisions.finish(folders, self.folder, self.summary.listed)
-        self.summary.absent = self.decisions.unmatched.absent
-        self._describe(tasks.values(), reduced)
+def _search(run: _Ingest, submit: Submit) -> None:
+    """Search sequences with profiles, unless the interrupted ingest has done so."""
+    families, state = run.result.families, run.marker.state
+    if "searched" in state:
+        families.searched = Searched(**state["searched"])
+    else:
+        run.marker.note(searched=asdict(families.search(run.num_buckets, submit, run.progress)))
 
-    def _describe(self, tasks: Iterable[Shard | Mapping], reduced: stages.ReduceResult) -> None:
-        """Write what stands beside shards and manifest."""
-        lengths: dict[str, list[int]] = {split: [] for split in SPLITS}
-        for task in tasks:
-            if isinstance(task, Shard):
-                lengths[task.split].append(task.length)
-        write_tfds_metadata(self.folder, self.config.name, lengths)
-        statistics = {split: s.to_json() for split, s in reduced.statistics.items()}
-        write_json(self.folder / STATISTICS, {"unit": "residues", "splits": statistics}, indent=1)
-        provenance = self._provenance(reduced)
-        write_json(self.folder / PROVENANCE, provenance, indent=1)
-        write_datasheet(self.folder, self.config.name, reduced.statistics, provenance)
 
-    def _provenance(self, reduced: stages.ReduceResult) -> dict[str, Any]:
-        intake, splits = self.intake, self.config.splits
-        held_out = splits.held_out if splits.manifest is None else ()
-        near = {"near": reduced.near} if reduced.near else {}
-        return {
-            "fingerprint": self.marker.state["fingerprint"],
-            "written_by": f"proteinlm {__version__}",
-            "layout": VERSION,
-            **({"release": self.release} if self.release else {}),
-            "sources": intake.sources,
-            **self.families.provenance(),
-            "splits": self.decisions.provenance(),
-            "held_out_sequences": {family: reduced.held_out[family] for family in held_out},
-            "records": {
-                "read": intake.records,
-                "taken": intake.taken,
-                "rejected": dict(sorted(intake.rejected.items())),
-            },
-            "sequences": {**{split: s.count for split, s in reduced.statistics.items()}, **near},
-            "sequences_with_families": reduced.with_families,
-        }
+def reduce_buckets(run: _Ingest, submit: Submit) -> dict[str, list[int]]:
+    """Reduce all buckets and return the number of manifest rows of each bucket, for each split."""
+    run.result.reduced, counts = steps.sum_buckets(_reduced(run, submit))
+    check_not_empty(run.result.reduced)
+    return counts
+
+
+def _reduced(run: _Ingest, submit: Submit) -> Iterator[steps.ReduceResult]:
+    finished = run.marker.state.get("reduced", 0)
+    dropped = 0
+    bar = run.progress.add_task("sorting", total=run.num_buckets, completed=finished, detail="")
+    for bucket in range(finished):
+        yield steps.load_reduced(bucket, run.work)
+    reduce_bucket = functools.partial(steps.reduce_bucket, work=run.work, config=run.config.splits)
+    for bucket, result in enumerate(submit(reduce_bucket, range(finished, run.num_buckets)), finished):
+        yield result
+        run.progress.advance(bar)
+        # The records of a bucket are removed only after the marker on disk says that the bucket is reduced.
+        if run.marker.note(reduced=bucket + 1):
+            for done in range(dropped, bucket + 1):
+                drop_bucket(run.work, done)
+            dropped = bucket + 1
+
+
+def _write_files(run: _Ingest, submit: Submit, counts: dict[str, list[int]]) -> None:
+    """Write shards, manifest and figures, except the shards and the manifest that the marker lists."""
+    config, marker = run.config, run.marker
+    files = plan_files(config.name, counts, run.result.reduced.example_bytes, config.shards)
+    written = list(marker.state.get("written", ()))
+    bar = run.progress.add_task("writing", total=len(files) + 1, completed=len(written), detail="")
+    tasks = [(file, task) for file, task in files.items() if file not in written]
+    figures = (None, steps.Drawing(run.result.reduced.statistics))
+    # Drawing takes longest. With several processes it starts first; alone it comes last, since an interrupted ingest
+    # draws again.
+    tasks = [figures, *tasks] if config.num_workers > 1 else [*tasks, figures]
+    if config.num_workers > 1:
+        # The import takes a second, and this process only waits for the others.
+        threading.Thread(target=importlib.import_module, args=("tensorflow_datasets",), daemon=True).start()
+    write_file = functools.partial(steps.write_file, work=run.work, folder=run.folder, name=config.name)
+    for file, fingerprint in submit(write_file, tasks, keyed=True):
+        run.progress.advance(bar)
+        if file is None:
+            continue
+        written.append(file)
+        if file == MANIFEST:
+            marker.state["fingerprint"] = fingerprint
+        marker.note(written=written)
+    run.result.fingerprint = marker.state["fingerprint"]
+    run.result.shard_lengths = shard_lengths(files.values())

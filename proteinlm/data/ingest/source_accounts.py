@@ -1,4 +1,4 @@
-"""What an ingest has read, source by source: counts, and lists of what could not be used."""
+"""Accounts of the sources of an ingest: number of records of each source, counts and list of rejected records."""
 
 import os
 from collections import Counter
@@ -17,37 +17,37 @@ _HEADER = "source\trecord\taccession\treason\tdetail\n"
 
 
 class Source(Protocol):
-    """What is said of a source: `SourceFile`, or what a worker elsewhere has read of one."""
+    """Description of a source: a `SourceFile`, or the report of a worker on another machine."""
 
     @property
     def path(self) -> str:
-        """The name that is shown."""
+        """Name of the source, for messages and provenance."""
         ...
 
     @property
     def size(self) -> int:
-        """Bytes where it is stored."""
+        """Size of the file in bytes."""
         ...
 
     @property
     def md5(self) -> str:
-        """Of its bytes, once they are read."""
+        """MD5 of the file, after it was read to its end."""
         ...
 
 
-class Intake:
-    """Accounts of the records, taken block by block in the order of the sources, within a `with` block.
+class SourceAccounts:
+    """Accounts of the records of all sources; blocks are added within a `with` block, in the order of the sources.
 
     Args:
-        files: sources, in the order in which they are read.
-        folder: the dataset's; REJECTS is written there.
-        families: told of each block as well.
+        files: the sources, in the order in which they are read.
+        folder: folder of the dataset, to which REJECTS is written.
+        families: accounts of the families; they receive each block too.
 
     Attributes:
-        sources: of each source that is read to its end, what the dataset's provenance says.
-        records, taken: of all blocks so far.
-        rejected: number of the others by reason.
-        rejects: the first of them: source, record number, accession, reason, detail.
+        sources: entry of provenance.json for each source that was read to its end.
+        records, taken: number of records read so far, and of those that were accepted.
+        rejected: number of rejected records by reason.
+        rejects: the first rejected records: source, record number, accession, reason, detail.
     """
 
     def __init__(self, files: Sequence[Source], folder: Path, families: FamilySources):
@@ -56,11 +56,11 @@ class Intake:
         self.records = self.taken = 0
         self.rejected: Counter = Counter()
         self.rejects: list[tuple[str, int, str, str, str]] = []
-        self._number, self._format, self._length = 0, "", 0
+        self._records_of_source, self._format, self._length = 0, "", 0
 
-    def __enter__(self) -> "Intake":
+    def __enter__(self) -> "SourceAccounts":
         self._handle = open(self._path, "ab")
-        # What a killed ingest has written of sources that it has not finished.
+        # An ingest that was killed may have written rejects of sources that it did not finish.
         self._handle.truncate(self._length)
         if not self._length:
             self._handle.write(_HEADER.encode())
@@ -71,37 +71,45 @@ class Intake:
     ) -> None:
         self._handle.close()
 
-    def take(self, form: str, result: MapResult) -> None:
-        """Account for a block of the source that is being read."""
+    def add(self, form: str, result: MapResult) -> None:
+        """Add a block of the source that is being read.
+
+        Args:
+            form: format of the source.
+            result: counts and rejects of the block.
+        """
         path = self._files[len(self.sources)].path
         for reject in result.rejects:
-            row = (path, self._number + reject.number, reject.accession, reject.reason, reject.detail)
-            # A path may hold a tab; a table cell may not.
+            row = (path, self._records_of_source + reject.number, reject.accession, reject.reason, reject.detail)
+            # A path may hold a tab, which would start another column.
             self._handle.write(
                 ("\t".join(" ".join(str(cell).split()) for cell in row) + "\n").encode("utf-8", "backslashreplace")
             )
             self.rejected[reject.reason] += 1
             if len(self.rejects) < SHOWN:
                 self.rejects.append(row)
-        self._families.take(path, result.sources, result.mismatches)
+        self._families.add(path, result.sources, result.mismatches)
         self._format = form
-        self._number += result.number
+        self._records_of_source += result.number
         self.records += result.number
         self.taken += result.taken
 
     def end_source(self) -> None:
-        """Note that the source is read to its end."""
+        """Close the account of a source that was read to its end; the next block belongs to the next source."""
         file = self._files[len(self.sources)]
         self.sources.append(
-            {"path": file.path, "bytes": file.size, "md5": file.md5, "format": self._format, "records": self._number}
-        )
-        self._number = 0
+            {
+                "path": file.path, "bytes": file.size, "md5": file.md5, "format": self._format,
+                "records": self._records_of_source,
+            }
+        )  # fmt: skip
+        self._records_of_source = 0
 
     def check(self) -> None:
-        """Refuse sources of which not one record can be used.
+        """Raise an error if no record of any source was accepted.
 
         Raises:
-            InputError: with the first record and why.
+            InputError: with the first rejected record and the reason.
         """
         if not self.taken:
             path, number, _, reason, detail = self.rejects[0]
@@ -111,7 +119,7 @@ class Intake:
             )
 
     def state(self) -> dict[str, Any]:
-        """Return what `restore` needs, for JSON; at the end of a source."""
+        """Return a dictionary for JSON, which `restore` reads; call it at the end of a source."""
         self._handle.flush()
         return {
             "sources": [*self.sources],
@@ -124,7 +132,7 @@ class Intake:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state, before the `with` block."""
+        """Return to a state of `state`; call it before the `with` block."""
         self.sources = [*state["sources"]]
         self.records, self.taken = state["records"], state["taken"]
         self.rejected = Counter(state["rejected"])

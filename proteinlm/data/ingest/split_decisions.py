@@ -1,11 +1,13 @@
-"""Splits of one ingest that are decided before its buckets are reduced: taken over from a manifest, or by identity."""
+"""Splits of an ingest that are decided before its buckets are reduced: by a published manifest, or by identity."""
 
+import functools
 import shutil
 from pathlib import Path
 from typing import Any
 
 from rich.progress import Progress
 
+from proteinlm.data.ingest import steps
 from proteinlm.data.ingest.workers import Submit
 from proteinlm.data.sources.locations import Location
 from proteinlm.data.splits import by_identity
@@ -16,26 +18,28 @@ from proteinlm.data.splits.rules import SplitsConfig
 from proteinlm.errors import InputError
 
 
-class Decisions:
-    """What is decided and what became of it.
+class SplitDecisions:
+    """Splits that are decided in advance, and their provenance.
+
+    Without an identity and a manifest nothing is decided in advance: `steps.reduce_bucket` assigns splits by digests
+    and families.
 
     Args:
-        config: of the splits; if it has neither an identity nor a manifest, digests and families decide later.
+        config: settings of the splits.
         work: scratch folder.
-        num_buckets: of the records.
-        progress: where a bar is shown.
+        num_buckets: number of buckets of the records.
 
     Attributes:
-        made: what the provenance says of it, for JSON; None before `decide` or `restore`.
-        unmatched: what only the sources or only the manifest has, after `finish`.
+        details: entries of provenance.json, for JSON; None before `decide`.
+        unmatched: number of sequences that only the sources or only the manifest has; set by `finish`.
 
     Raises:
-        InputError: MMseqs2 or the manifest is needed and not there.
+        InputError: MMseqs2 or the manifest is needed and missing.
     """
 
-    def __init__(self, config: SplitsConfig, work: Path, num_buckets: int, progress: Progress):
-        self.config, self.work, self.num_buckets, self.progress = config, work, num_buckets, progress
-        self.made: dict[str, Any] | None = None
+    def __init__(self, config: SplitsConfig, work: Path, num_buckets: int):
+        self._config, self._work, self._num_buckets = config, work, num_buckets
+        self.details: dict[str, Any] | None = None
         self.unmatched = Unmatched(0, 0)
         if config.identity is not None:
             find_mmseqs()
@@ -43,71 +47,72 @@ class Decisions:
             refuse_no_manifest(config.manifest)
 
     def inputs(self) -> dict[str, Any]:
-        """Return which manifest it is, for the marker of the ingest."""
-        manifest = self.config.manifest
+        """Return name and stamp of the manifest, for the marker of the ingest."""
+        manifest = self._config.manifest
         return {} if manifest is None else {f"manifest {manifest}": Location(manifest).stamp}
 
-    def decide(self, submit: Submit, threads: int) -> dict[str, Any]:
-        """Leave the splits for each bucket to look up; by identity, after all records are in the buckets.
+    def decide(self, submit: Submit, threads: int, progress: Progress) -> dict[str, Any]:
+        """Write the splits of each bucket to the scratch folder; by identity, all records must be in the buckets.
 
         Raises:
-            InputError: the manifest is none, or MMseqs2 has failed.
+            InputError: the manifest cannot be read, or MMseqs2 failed.
         """
-        # What a killed ingest has left.
-        for folder in (assigned_folder(self.work), by_identity.identity_folder(self.work), self._reports):
+        # An ingest that was killed may have left files there.
+        for folder in (assigned_folder(self._work), by_identity.identity_folder(self._work), self._reports):
             shutil.rmtree(folder, ignore_errors=True)
-        if self.config.manifest is not None:
-            self.made = {"manifest": take_over(self.config.manifest, self.work, self.num_buckets).to_json()}
+        if self._config.manifest is not None:
+            self.details = {"manifest": take_over(self._config.manifest, self._work, self._num_buckets).to_json()}
         else:
-            self.made = {"identity": self._by_identity(submit, threads)}
-        return self.made
+            self.details = {"identity": self._by_identity(submit, threads, progress)}
+        return self.details
 
     @property
     def _reports(self) -> Path:
-        return self.work / "reports"
+        return self._work / "reports"
 
-    def _by_identity(self, submit: Submit, threads: int) -> dict[str, Any]:
-        bar = self.progress.add_task("distances", total=None, detail="sequences")
-        by_identity.identity_folder(self.work).mkdir()
-        for _ in submit("sequences", range(self.num_buckets)):
+    def _by_identity(self, submit: Submit, threads: int, progress: Progress) -> dict[str, Any]:
+        bar = progress.add_task("distances", total=None, detail="sequences")
+        by_identity.identity_folder(self._work).mkdir()
+        write_distinct = functools.partial(steps.write_distinct, work=self._work, config=self._config)
+        for _ in submit(write_distinct, range(self._num_buckets)):
             pass
 
-        def tell(text: str) -> None:
-            self.progress.update(bar, detail=f"MMseqs2: {text}")
+        def show(text: str) -> None:
+            progress.update(bar, detail=f"MMseqs2: {text}")
 
-        found = by_identity.decide(self.work, self.num_buckets, self.config, threads, tell)
+        splits = by_identity.decide(self._work, self._num_buckets, self._config, threads, show)
         self._reports.mkdir()
-        # Drawing takes a second to import, and splits by identity alone need it.
+        # The import of matplotlib takes a second, and only splits by identity need it here.
         from proteinlm.data.splits.identity_report import write_identity_report
 
-        report = write_identity_report(self._reports, found)
-        self.progress.update(bar, total=1, completed=1, detail="")
+        report = write_identity_report(self._reports, splits)
+        progress.update(bar, total=1, completed=1, detail="")
         return {name: value for name, value in report.items() if name not in ("sequences", "nearest_in_train")}
 
-    def finish(self, reduced: list[Path], output: Path, taken: int) -> None:
-        """Write the reports into the dataset's folder.
+    def finish(self, folder: Path, listed: int) -> None:
+        """Write the reports into the folder of the dataset, after all buckets are reduced.
 
         Args:
-            reduced: the folders of the reduced buckets, in order.
-            output: of the dataset.
-            taken: number of sequences that have a split.
+            folder: folder of the dataset.
+            listed: number of sequences in the manifest of the dataset.
 
         Raises:
-            InputError: none of the sequences is in the manifest.
+            InputError: none of the sequences is in the published manifest.
         """
         if self._reports.is_dir():
-            shutil.copytree(self._reports, output, dirs_exist_ok=True)
-        if self.config.manifest is not None:
-            self.unmatched = write_unmatched(reduced, output / UNMATCHED)
-            if not taken:
+            shutil.copytree(self._reports, folder, dirs_exist_ok=True)
+        if self._config.manifest is not None:
+            reduced = [steps.reduced_folder(self._work, bucket) for bucket in range(self._num_buckets)]
+            self.unmatched = write_unmatched(reduced, folder / UNMATCHED)
+            if not listed:
                 raise InputError(
-                    f"{self.config.manifest} has none of the {self.unmatched.unlisted:,} sequences: name the manifest "
+                    f"{self._config.manifest} has none of the {self.unmatched.unlisted:,} sequences: name the manifest "
                     "of a dataset that was made of these sources."
                 )
 
     def provenance(self) -> dict[str, Any]:
-        """Return what the dataset's provenance says about how it was split."""
-        if self.config.manifest is not None:
-            return {**(self.made or {}), **self.unmatched._asdict()}
-        fractions = {"valid": self.config.valid, "test": self.config.test, "held_out": list(self.config.held_out)}
-        return {**fractions, **(self.made or {})}
+        """Return the entry of provenance.json about the splits."""
+        if self._config.manifest is not None:
+            return {**(self.details or {}), **self.unmatched._asdict()}
+        fractions = {"valid": self._config.valid, "test": self._config.test, "held_out": list(self._config.held_out)}
+        return {**fractions, **(self.details or {})}

@@ -1,12 +1,12 @@
-"""The steps of ingest as functions of files: map a block, reduce a bucket, write a shard, write the manifest.
+"""Steps of an ingest as functions of files: map a block, reduce a bucket, write a file of the dataset.
 
-map      parse records, add families, append them to buckets by digest        (spill.py)
-reduce   sort a bucket by digest, make copies one record, add what a search found, split, serialise
-         (splits by identity are decided before, of what is distinct in all buckets)
-write    cut each split into shards of equal numbers, in the order of the digests; the manifest likewise
+map      parse the records of a block, add families, append the records to buckets by digest (sources/spill.py)
+reduce   sort a bucket by digest, merge copies into one record, add families that the search found, assign splits,
+         serialise (splits by identity are computed before this step, from the distinct sequences of all buckets)
+write    cut each split into shards of equal size, in the order of the digests; write the manifest
 
-Each is independent of how many processes run it and in which order. Memory holds one block or one bucket a
-process.
+The results do not depend on the number of processes or on the order of the tasks. A process holds one block or one
+bucket in memory.
 """
 
 import errno
@@ -27,9 +27,11 @@ import pyarrow.parquet as pq
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
 from proteinlm.data.dataset.dataset import MANIFEST, MANIFEST_SCHEMA, RECORD_OPTIONS, encode_example, shard_name
+from proteinlm.data.dataset.datasheet import draw_figures
 from proteinlm.data.dataset.shard_plan import Shard
 from proteinlm.data.dataset.statistics import SplitStatistics, count_residues
 from proteinlm.data.families.profile_search import add_found
+from proteinlm.data.families.table_join import INDEX
 from proteinlm.data.families.table_lookup import FamilyTables, Mismatch, own_families
 from proteinlm.data.sources.files import TextBlock
 from proteinlm.data.sources.spill import NO_TAXON, Columns, columns, distinct, numbers, read_bucket, sequences_of, spill
@@ -39,22 +41,17 @@ from proteinlm.data.splits.assignments import UNLISTED, look_up, save_unmatched
 from proteinlm.data.splits.rules import LISTED, NEAR, SPLITS, SplitsConfig, merge, split_codes
 
 _ROW_GROUP = 1 << 17
+"""Rows in a row group of the manifest."""
 _RESULT = "result.json"
 
 
-class Drawing(NamedTuple):
-    """The task to draw what the datasheet shows."""
-
-    statistics: dict[str, SplitStatistics]
-
-
 class MapResult(NamedTuple):
-    """What became of one block.
+    """Counts and rejects of one block.
 
     Attributes:
-        number, taken: records that it held, and that were taken.
-        rejects: the others.
-        sources, mismatches: as in `pfam_table.Joined`.
+        number, taken: number of records in the block, and of those that were accepted.
+        rejects: the rejected records.
+        sources, mismatches: as in `table_lookup.Joined`.
     """
 
     number: int
@@ -64,39 +61,48 @@ class MapResult(NamedTuple):
     mismatches: list[Mismatch]
 
 
-def map_block(
-    block: TextBlock, work: Path, num_buckets: int, tables: FamilyTables | None, writer: str, source: int = 0
-) -> MapResult:
+@functools.lru_cache(1)
+def _family_tables(work: Path) -> FamilyTables | None:
+    """Open the joined tables of families once in each process; None without tables."""
+    folder = work / "families"
+    return FamilyTables(folder) if (folder / INDEX).is_file() else None
+
+
+def close_family_tables() -> None:
+    """Close the tables that this process has opened, so that another ingest opens its own."""
+    _family_tables.cache_clear()
+
+
+def map_block(task: tuple[int, TextBlock], work: Path, num_buckets: int) -> MapResult:
     """Parse a block and append its records to the buckets.
 
     Args:
-        block: of any source.
-        work: scratch folder with a folder for each bucket.
-        num_buckets: a power of two.
-        tables: of families to add, if there are any.
-        writer: name of the file in each bucket, the process's own.
-        source: number of the block's source.
+        task: index of the source, and a block of it.
+        work: scratch folder; it has a folder for each bucket and the joined tables of families, if there are any.
+        num_buckets: number of buckets, a power of two.
     """
+    source, block = task
     parsed = parse(block)
     if not parsed.records:
         return MapResult(parsed.number, 0, parsed.rejects, Counter(), [])
+    tables = _family_tables(work)
     joined = own_families(parsed.records) if tables is None else tables.add(parsed.records)
-    made, sequences = columns(parsed.records, joined.families)
-    spill(made, sequences, work, num_buckets, writer, source)
+    # Each process has a file of its own in each bucket.
+    spill(*columns(parsed.records, joined.families), work, num_buckets, str(os.getpid()), source)
     return MapResult(parsed.number, len(parsed.records), parsed.rejects, joined.sources, joined.mismatches)
 
 
 @dataclass
 class ReduceResult:
-    """What one bucket holds after reduction.
+    """Counts of one bucket, or of several together, after reduction.
 
     Attributes:
-        statistics: of each split.
-        example_bytes: of each split.
-        held_out: number of sequences with each held-out family.
-        with_families: sequences that have a family at all.
-        near: sequences that are in the manifest and in no split.
-        unlisted: sequences that a published split does not have.
+        statistics: statistics of each split.
+        example_bytes: bytes of the serialised examples of each split.
+        held_out: number of sequences of each held-out family.
+        with_families: number of sequences that have at least one family.
+        near: number of sequences that are in the manifest but in no split.
+        unlisted: number of sequences that the published manifest does not list.
     """
 
     statistics: dict[str, SplitStatistics] = field(default_factory=dict)
@@ -107,7 +113,7 @@ class ReduceResult:
     unlisted: int = 0
 
     def update(self, other: "ReduceResult") -> None:
-        """Add another bucket."""
+        """Add the counts of another bucket."""
         for split in SPLITS:
             self.statistics.setdefault(split, SplitStatistics()).update(other.statistics[split])
             self.example_bytes[split] = self.example_bytes.get(split, 0) + other.example_bytes[split]
@@ -117,19 +123,28 @@ class ReduceResult:
         self.unlisted += other.unlisted
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `of_json` reads."""
+        """Return a dictionary for JSON, which `from_json` reads."""
         return {**vars(self), "statistics": {split: s.to_json() for split, s in self.statistics.items()}}
 
     @classmethod
-    def of_json(cls, fields: dict[str, Any]) -> "ReduceResult":
-        """Read what `to_json` and JSON made of one."""
+    def from_json(cls, fields: dict[str, Any]) -> "ReduceResult":
+        """Read a dictionary of `to_json`."""
         statistics = {split: SplitStatistics.from_json(s) for split, s in fields["statistics"].items()}
         return cls(**{**fields, "statistics": statistics, "held_out": Counter(fields["held_out"])})
 
 
 @dataclass(frozen=True)
 class _Unique:
-    """Distinct sequences of a bucket by digest: for each a row of the columns, and what is merged."""
+    """Distinct sequences of a bucket in the order of their digests.
+
+    Attributes:
+        rows: for each sequence, the row of one of its records in the columns of the bucket.
+        copies: number of records.
+        names: canonical accession.
+        families: families of all its records, joined by `;`.
+        taxa: taxon of the canonical record.
+        all_names: accessions of all records, joined by line breaks.
+    """
 
     rows: np.ndarray
     copies: np.ndarray
@@ -147,87 +162,87 @@ def _unique(columns: Columns) -> _Unique:
     families = [columns.families[i] for i in rows.tolist()]
     taxa = columns.taxa[rows]
     all_names = names.copy()
-    for place in np.flatnonzero(copies > 1).tolist():
-        group = order[starts[place] : starts[place] + copies[place]]
-        alike = group.tolist()
+    for index in np.flatnonzero(copies > 1).tolist():
+        group = order[starts[index] : starts[index] + copies[index]]
+        group_rows = group.tolist()
         merged = merge(
-            [columns.accessions[i] for i in alike],
-            [columns.families[i] for i in alike],
+            [columns.accessions[i] for i in group_rows],
+            [columns.families[i] for i in group_rows],
             columns.reviewed[group].tolist(),
             columns.taxa[group].tolist(),
         )
-        first = alike[merged.place]
-        names[place], families[place], taxa[place] = columns.accessions[first], merged.families, columns.taxa[first]
-        all_names[place] = b"\n".join(merged.accessions)
+        canonical = group_rows[merged.place]
+        names[index], taxa[index] = columns.accessions[canonical], columns.taxa[canonical]
+        families[index], all_names[index] = merged.families, b"\n".join(merged.accessions)
     return _Unique(rows, copies, names, families, taxa, all_names)
 
 
 def _distinct(bucket: int, work: Path, config: SplitsConfig) -> tuple[Columns, _Unique, list[frozenset[bytes]]]:
-    """Return the records of a bucket, what is distinct of them, and the held-out families of each of these."""
+    """Return the records of a bucket, its distinct sequences, and the held-out families of each sequence."""
     columns = read_bucket(work, bucket)
     unique = _unique(columns)
     add_found(work, bucket, columns.digests[unique.rows], unique.families)
     held_out = frozenset(family.encode() for family in config.held_out)
-    meets = functools.lru_cache(None)(lambda text: frozenset(text.split(b";")) & held_out)
-    return columns, unique, [meets(text) if text else frozenset() for text in unique.families]
+    held_out_of = functools.lru_cache(None)(lambda text: frozenset(text.split(b";")) & held_out)
+    return columns, unique, [held_out_of(text) if text else frozenset() for text in unique.families]
 
 
 def write_distinct(bucket: int, work: Path, config: SplitsConfig) -> None:
-    """Write the distinct sequences of a bucket for splits by identity."""
-    columns, unique, met = _distinct(bucket, work, config)
-    rows, ood = unique.rows, np.fromiter(map(bool, met), bool, len(met))
+    """Write the distinct sequences of a bucket, from which splits by identity are computed."""
+    columns, unique, held_out = _distinct(bucket, work, config)
+    rows, ood = unique.rows, np.fromiter(map(bool, held_out), bool, len(held_out))
     sequences = sequences_of(columns, rows)
     by_identity.write_sequences(work, bucket, columns.digests[rows], columns.lengths[rows], ood, sequences)
 
 
 def reduce_bucket(bucket: int, work: Path, config: SplitsConfig) -> ReduceResult:
-    """Make copies one record, split, write examples and manifest rows."""
-    columns, unique, met = _distinct(bucket, work, config)
+    """Merge the copies of each sequence, assign splits, and write examples and manifest rows of a bucket."""
+    columns, unique, held_out_families = _distinct(bucket, work, config)
     all_digests = columns.digests[unique.rows]
-    decided = look_up(work, bucket, all_digests)
-    held_out = np.fromiter(map(bool, met), bool, len(met))
-    codes = split_codes(numbers(all_digests)[:, 0], held_out, config) if decided is None else decided.codes
+    assigned = look_up(work, bucket, all_digests)
+    held_out = np.fromiter(map(bool, held_out_families), bool, len(held_out_families))
+    codes = split_codes(numbers(all_digests)[:, 0], held_out, config) if assigned is None else assigned.codes
     result = ReduceResult(
         with_families=sum(map(bool, unique.families)),
         near=int((codes == NEAR).sum()),
         unlisted=int((codes == UNLISTED).sum()),
     )
-    for families in filter(None, met):
+    for families in filter(None, held_out_families):
         result.held_out.update(family.decode() for family in families)
     folder = reduced_folder(work, bucket)
-    # What a killed process has left.
+    # A process that was killed may have left files there.
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for code, split in enumerate(LISTED):
-        places = np.flatnonzero(codes == code)
-        rows = unique.rows[places]
+        indices = np.flatnonzero(codes == code)
+        rows = unique.rows[indices]
         lengths = columns.lengths[rows]
         digests = columns.digests[rows]
-        if len(places):
-            _write_rows(folder / f"{split}.arrow", split, unique, places, digests, lengths)
+        if len(indices):
+            _write_rows(folder / f"{split}.arrow", split, unique, indices, digests, lengths)
         if code == NEAR:
             continue
         sequences = sequences_of(columns, rows)
         statistics = SplitStatistics()
         statistics.add(lengths, count_residues(sequences))
-        statistics.add_families([unique.families[place] for place in places.tolist()])
+        statistics.add_families([unique.families[i] for i in indices.tolist()])
         result.statistics[split] = statistics
         result.example_bytes[split] = 0
-        if len(places):
-            result.example_bytes[split] = _write_examples(folder / split, unique, places, digests, sequences)
-    if decided is not None:
-        save_unmatched(folder, decided, all_digests, unique.names)
+        if len(indices):
+            result.example_bytes[split] = _write_examples(folder / split, unique, indices, digests, sequences)
+    if assigned is not None:
+        save_unmatched(folder, assigned, all_digests, unique.names)
     (folder / _RESULT).write_text(json.dumps(result.to_json()))
     return result
 
 
-def reduced_before(bucket: int, work: Path) -> ReduceResult:
-    """Return what `reduce_bucket` has returned for a bucket."""
-    return ReduceResult.of_json(json.loads((reduced_folder(work, bucket) / _RESULT).read_text()))
+def load_reduced(bucket: int, work: Path) -> ReduceResult:
+    """Read the result that `reduce_bucket` returned for a bucket."""
+    return ReduceResult.from_json(json.loads((reduced_folder(work, bucket) / _RESULT).read_text()))
 
 
-def add_up(results: Iterable[ReduceResult]) -> tuple[ReduceResult, dict[str, list[int]]]:
-    """Return the sum of all buckets, and for each of `LISTED` how many rows of it each bucket has, in order."""
+def sum_buckets(results: Iterable[ReduceResult]) -> tuple[ReduceResult, dict[str, list[int]]]:
+    """Return the sum over all buckets, and the number of manifest rows of each bucket, for each of `LISTED`."""
     total = ReduceResult()
     counts: dict[str, list[int]] = {split: [] for split in LISTED}
     for result in results:
@@ -239,16 +254,16 @@ def add_up(results: Iterable[ReduceResult]) -> tuple[ReduceResult, dict[str, lis
 
 
 def reduced_folder(work: Path, bucket: int) -> Path:
-    """Return the folder of what one bucket was reduced to."""
+    """Return the folder that holds the reduced files of a bucket."""
     return work / "reduced" / f"{bucket:05d}"
 
 
-def _write_examples(path: Path, unique: _Unique, places, digests: np.ndarray, sequences: list[bytes]) -> int:
-    """Write the examples one after another, and their ends beside them."""
+def _write_examples(path: Path, unique: _Unique, indices, digests: np.ndarray, sequences: list[bytes]) -> int:
+    """Write examples one after another, and the offsets of their ends to a second file; return their size in bytes."""
     raw = digests.tobytes()
     examples = [
-        encode_example(unique.names[place], raw[16 * i : 16 * i + 16], unique.families[place], sequence)
-        for i, (place, sequence) in enumerate(zip(places.tolist(), sequences, strict=True))
+        encode_example(unique.names[index], raw[16 * i : 16 * i + 16], unique.families[index], sequence)
+        for i, (index, sequence) in enumerate(zip(indices.tolist(), sequences, strict=True))
     ]
     ends = np.cumsum(np.fromiter(map(len, examples), np.int64, len(examples)))
     with open(path.with_suffix(".examples"), "wb") as handle:
@@ -259,16 +274,17 @@ def _write_examples(path: Path, unique: _Unique, places, digests: np.ndarray, se
 
 
 def _lists(texts: list[bytes], separator: bytes) -> pa.Array:
-    """Return list<string>; an empty text is an empty list."""
+    """Split each text at the separator and return list<string>; an empty text becomes an empty list."""
     sizes = [text.count(separator) + 1 if text else 0 for text in texts]
     offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
     values = separator.join(filter(None, texts)).decode().split(separator.decode()) if offsets[-1] else []
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, pa.string()))
 
 
-def _write_rows(path: Path, split: str, unique: _Unique, places, digests: np.ndarray, lengths: np.ndarray) -> None:
-    index = places.tolist()
-    taxa = unique.taxa[places]
+def _write_rows(path: Path, split: str, unique: _Unique, indices, digests: np.ndarray, lengths: np.ndarray) -> None:
+    """Write the manifest rows of one split of a bucket as an Arrow file."""
+    index = indices.tolist()
+    taxa = unique.taxa[indices]
     batch = pa.record_batch(
         [
             pa.array([unique.names[i].decode() for i in index], pa.string()),
@@ -276,7 +292,7 @@ def _write_rows(path: Path, split: str, unique: _Unique, places, digests: np.nda
             pa.array(lengths.astype(np.int32)),
             _lists([unique.families[i] for i in index], b";"),
             pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(index), np.int8)), [split]),
-            pa.array(unique.copies[places].astype(np.int32)),
+            pa.array(unique.copies[indices].astype(np.int32)),
             _lists([unique.all_names[i] for i in index], b"\n"),
             pa.array(taxa, pa.int32(), mask=taxa == NO_TAXON),
         ],
@@ -286,11 +302,38 @@ def _write_rows(path: Path, split: str, unique: _Unique, places, digests: np.nda
         writer.write_batch(batch)
 
 
+class Drawing(NamedTuple):
+    """The task of drawing the figures of the datasheet."""
+
+    statistics: dict[str, SplitStatistics]
+
+
+def write_file(task: Shard | Drawing | Mapping[str, Sequence[int]], work: Path, folder: Path, name: str) -> str | None:
+    """Write one file of the dataset.
+
+    Args:
+        task: a shard, the figures, or the manifest (number of rows of each split in each bucket).
+        work: scratch folder.
+        folder: folder of the dataset.
+        name: name of the dataset.
+
+    Returns:
+        The fingerprint of the dataset for the manifest, else None.
+    """
+    if isinstance(task, Shard):
+        write_shard(task, work, folder, name)
+    elif isinstance(task, Drawing):
+        draw_figures(folder, task.statistics)
+    else:
+        return write_manifest(task, work, folder)
+    return None
+
+
 def write_shard(shard: Shard, work: Path, folder: Path, name: str) -> None:
-    """Write one ArrayRecord file.
+    """Write one ArrayRecord file, and count its records.
 
     Raises:
-        OSError: the disk is full, or the file does not hold what was written.
+        OSError: the disk is full, or the number of records in the file is wrong.
     """
     path = folder / shard_name(name, shard.split, shard.index, shard.num_shards)
     try:
@@ -300,17 +343,19 @@ def write_shard(shard: Shard, work: Path, folder: Path, name: str) -> None:
                 writer.write(example)
         writer.close()
         reader = array_record_module.ArrayRecordReader(str(path))
-        found = reader.num_records()
+        num_records = reader.num_records()
         reader.close()
     except RuntimeError as error:
-        # ArrayRecord has one exception for everything; its text ends with what the system said.
+        # ArrayRecord raises RuntimeError for every failure; the message ends with the text of the system's error.
         code = errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else errno.EIO
         raise OSError(code, str(error), str(path)) from error
-    if found != shard.length:
-        raise OSError(errno.EIO, f"{found} records can be read of {shard.length} that were written", str(path))
+    if num_records != shard.length:
+        text = f"{shard.length} records were written and {num_records} can be read"
+        raise OSError(errno.EIO, text, str(path))
 
 
 def _examples(path: Path, start: int, stop: int) -> Iterator[bytes]:
+    """Yield examples start to stop (exclusive) of a reduced split."""
     ends = np.fromfile(path.with_suffix(".ends"), np.int64)
     ends = np.concatenate(([0], ends))[start : stop + 1]
     with open(path.with_suffix(".examples"), "rb") as handle:
@@ -320,10 +365,10 @@ def _examples(path: Path, start: int, stop: int) -> Iterator[bytes]:
 
 
 def write_manifest(bucket_counts: Mapping[str, Sequence[int]], work: Path, folder: Path) -> str:
-    """Write the manifest in row groups of equal size and return the dataset's fingerprint.
+    """Write the manifest in row groups of equal size and return the fingerprint of the dataset.
 
-    The fingerprint is SHA-256 over each split's name, number of sequences and digests, in order; near sequences, which
-    are in no split, are no part of it.
+    The fingerprint is the SHA-256 of the name, the number of sequences and the digests of each split, in order. Near
+    sequences are in no split and do not enter it.
     """
     state = hashlib.sha256()
     rest = MANIFEST_SCHEMA.empty_table()
@@ -337,7 +382,7 @@ def write_manifest(bucket_counts: Mapping[str, Sequence[int]], work: Path, folde
                     rows = pa.ipc.open_file(file).read_all()
                 if split in SPLITS:
                     state.update(b"".join(rows.column("digest").to_pylist()))
-                # Each file has its own dictionary of one split; row groups cross splits.
+                # The dictionary of each file holds one split only, but a row group may hold rows of two.
                 rest = pa.concat_tables([rest, rows]).unify_dictionaries()
                 while len(rest) >= _ROW_GROUP:
                     writer.write_table(rest.slice(0, _ROW_GROUP).combine_chunks(), row_group_size=_ROW_GROUP)

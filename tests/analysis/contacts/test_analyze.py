@@ -140,7 +140,7 @@ def training_chains(tmp_path, number=3):
 
 
 def test_regression_is_fitted_on_other_structures(make_model, structure, tmp_path):
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed (extra: analysis)")
+    pytest.importorskip("sklearn", reason="needs scikit-learn: pip install -e '.[analysis]'")
     model = make_model(num_heads=4)
     summary = analyze_structure(model, read_chain(structure), tmp_path / "out", training=training_chains(tmp_path))
     saved = np.load(tmp_path / "out" / "contacts.npz")

@@ -142,7 +142,7 @@ def made_up_heads(rng, number):
 
 
 def test_regression_finds_the_heads_that_see_contacts():
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed (extra: analysis)")
+    pytest.importorskip("sklearn", reason="needs scikit-learn: pip install -e '.[analysis]'")
     rng = np.random.default_rng(0)
     features, touching = zip(*(made_up_heads(rng, number) for number in (800, 1200)), strict=True)
     coefficients, intercept = contacts.fit_heads(features, touching)
@@ -163,6 +163,6 @@ def test_regression_finds_the_heads_that_see_contacts():
 
 
 def test_regression_needs_both_kinds_of_pairs():
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed (extra: analysis)")
+    pytest.importorskip("sklearn", reason="needs scikit-learn: pip install -e '.[analysis]'")
     with pytest.raises(InputError, match="pairs in contact and other pairs"):
         contacts.fit_heads([np.ones((2, 5))], [np.zeros(5, bool)])

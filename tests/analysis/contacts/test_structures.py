@@ -188,7 +188,7 @@ PYMOL = Path("/usr/share/pymol/data")
 HIV_PROTEASE = "PQITLWQRPLVTIKIGGQLKEALLDTGADDTVLEEMSLPGRWKPKMIGGIGGFIKVRQYDQILIEICGHKAIGTVLVGPTPVNIIGRNLLTQIGCTLNF"
 
 
-@pytest.mark.skipif(not PYMOL.is_dir(), reason="needs Debian's package pymol-data, for real structures")
+@pytest.mark.skipif(not PYMOL.is_dir(), reason="needs real structures: apt-get install pymol-data")
 def test_real_structures():
     protease = structures.read_chain(PYMOL / "tut" / "1hpv.pdb")
     # A file of 1994, with its name behind each line.

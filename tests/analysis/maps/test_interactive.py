@@ -103,7 +103,7 @@ def opened(path, fragment, folder):
     return done.stdout
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (Debian: apt-get install chromium)")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_browser_shows_the_values_of_the_arrays(maps, tmp_path, causal):
     path = interactive_map(maps, LETTERS, tmp_path / "map.html", name="p", causal=causal, layers=[3, 5])
@@ -123,7 +123,7 @@ def test_a_browser_shows_the_values_of_the_arrays(maps, tmp_path, causal):
     assert float(re.search(r"together ([\d.e-]+)\.", strongest)[1]) == pytest.approx(row.sum(), rel=1e-3)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (Debian: apt-get install chromium)")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
 def test_a_browser_hides_later_residues(maps, tmp_path):
     path = interactive_map(maps, LETTERS, tmp_path / "map.html", name="p", causal=True)
     dom = opened(path, "#layer=0&head=1&at=7,12", tmp_path / "profile")
@@ -131,7 +131,7 @@ def test_a_browser_hides_later_residues(maps, tmp_path):
     assert "hidden (a later residue)" in dom
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (Debian: apt-get install chromium)")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
 def test_keys_and_pointer_move_the_cursor(maps, tmp_path):
     path = interactive_map(maps, LETTERS, tmp_path / "map.html", name="p", causal=False)
     script = """<script>

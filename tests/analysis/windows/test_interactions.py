@@ -126,7 +126,7 @@ def test_unknown_controls_and_too_few_windows():
     window = stream(np.random.default_rng(0), (5, 5))
     with pytest.raises(InputError, match="no control 'letters'; choose one of residues, proteins"):
         interactions.control_windows([window], control="letters", rng=np.random.default_rng(0))
-    with pytest.raises(InputError, match="needs two windows"):
+    with pytest.raises(InputError, match="needs at least two windows"):
         interactions.control_windows([window], control="proteins", rng=np.random.default_rng(0))
 
 

@@ -37,7 +37,8 @@ def test_published_frequencies():
     for figures in PUBLISHED.values():
         assert sorted(figures) == list(alphabet.STANDARD_RESIDUES)
         assert 99.8 < sum(figures.values()) < 100.01
-    background = pytest.importorskip("pyhmmer").plan7.Background(pytest.importorskip("pyhmmer").easel.Alphabet.amino())
+    pyhmmer = pytest.importorskip("pyhmmer", reason="needs pyhmmer: pip install -e '.[pfam]'")
+    background = pyhmmer.plan7.Background(pyhmmer.easel.Alphabet.amino())
     theirs = dict(zip("ACDEFGHIKLMNPQRSTVWY", background.residue_frequencies, strict=True))
     assert {letter: 100 * share for letter, share in theirs.items()} == pytest.approx(SWISS_PROT_50_8, abs=1e-4)
 

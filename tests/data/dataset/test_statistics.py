@@ -170,7 +170,7 @@ def test_the_papers_baseline_on_real_proteins():
     """The paper has 9.92 % and 17.80 on TrEMBL's test set; these 20,000 are a sample of UniProt, mostly TrEMBL."""
     path = MMSEQS2 / "DB.fasta.gz"
     if not path.is_file():
-        pytest.skip(f"needs Debian's mmseqs2-examples (apt-get install mmseqs2-examples): no {path}")
+        pytest.skip("needs 20,000 records of UniProt: apt-get install mmseqs2-examples")
     sequences = [record.sequence[:1024] for record in read_records(path)]
     counts = count_residues(sequences)
     baseline = EmpiricalBaseline.fit(counts)

@@ -18,13 +18,14 @@ from proteinlm.data.families.profile_search import (
     search,
     search_buckets,
 )
+from proteinlm.data.families.table_join import run_here
 from proteinlm.data.ingest.ingest import SAMPLE
 from proteinlm.data.sources.digests import digest
 from proteinlm.data.sources.spill import bucket_folder, columns, spill
 from proteinlm.data.sources.uniprot import Record, read_records
 from proteinlm.errors import InputError
 
-pyhmmer = pytest.importorskip("pyhmmer", reason="needs the extra `pfam`")
+pyhmmer = pytest.importorskip("pyhmmer", reason="needs pyhmmer: pip install -e '.[pfam]'")
 KUNITZ = "PF00014"
 
 
@@ -63,14 +64,7 @@ def spilled(work, records):
 
 def run(work, everything=False):
     """All steps in this process, as a pool of workers would do them."""
-
-    def submit(method, tasks, keyed=False):
-        for task in tasks:
-            load = task[1] if keyed else task
-            result = choose(load[0], work, load[1]) if method == "choose" else profile_search.search_piece(load, work)
-            yield (task[0], result) if keyed else result
-
-    return search_buckets(1, everything, submit)
+    return search_buckets(work, 1, everything, run_here)
 
 
 def test_as_hmmsearch_and_as_pfam_have_it(sample, tmp_path):

@@ -31,10 +31,7 @@ def tables(tmp_path):
 
 
 def test_number_of_partitions_and_order_of_work_change_nothing(tables, tmp_path):
-    def backward(method, tasks, keyed=False):
-        from proteinlm.data.families import table_join
-
-        call = {"table": table_join.spill_rows, "sort": table_join.sort_partition}[method]
+    def backward(call, tasks, keyed=False):
         tasks = list(tasks)
         results = {id(task): call(task[1] if keyed else task) for task in reversed(tasks)}
         for task in tasks:

@@ -16,12 +16,12 @@ from profiles import profile, written
 from rich.console import Console
 from sample import sample_records
 
+from proteinlm.cli.ingest_options import parse_ingest
 from proteinlm.data.dataset.dataset import MANIFEST, PROVENANCE, REJECTS, ProteinDataset
-from proteinlm.data.ingest import steps as stages
+from proteinlm.data.ingest import steps
 from proteinlm.data.ingest.config import IngestConfig
 from proteinlm.data.ingest.family_sources import FAMILY_REJECTS
 from proteinlm.data.ingest.ingest import ingest
-from proteinlm.data.ingest.options import parse_ingest
 from proteinlm.data.sources.crc64 import crc64
 from proteinlm.data.splits.rules import SPLITS, SplitsConfig
 from proteinlm.errors import InputError
@@ -30,7 +30,7 @@ IN_MEMORY = "--runner=FnApiRunner --direct_running_mode=in_memory"
 TWO_PROCESSES = "--runner=FnApiRunner --direct_running_mode=multi_processing --direct_num_workers=2"
 
 needs_beam = pytest.mark.skipif(
-    importlib.util.find_spec("apache_beam") is None, reason="needs apache-beam: pip install 'proteinlm[beam]'"
+    importlib.util.find_spec("apache_beam") is None, reason="needs Apache Beam: pip install -e '.[beam]'"
 )
 
 
@@ -226,7 +226,7 @@ class TestNothingIsHalfThere:
         def full(*_):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(stages, "write_shard", full)
+        monkeypatch.setattr(steps, "write_shard", full)
         with pytest.raises(InputError, match="No space left on device"):
             ingest(few[0], tmp_path / "out", with_beam(SMALL))
         assert not (tmp_path / "out").exists()
@@ -303,15 +303,14 @@ def test_accounts_do_not_depend_on_the_order_of_what_arrives(tmp_path):
     job = Job(tmp_path, tmp_path, SMALL, 1, 1, ())
     rejects = [Reject(place, "X", "r", "d") for place in range(3)]
     mismatches = [Mismatch("X", 1, place, place) for place in range(3)]
-    parts = [(n, "flat", stages.MapResult(3, 2, rejects[: n + 1], Counter(), [])) for n in range(3)]
-    parts += [(1, "", stages.MapResult(0, 0, [], Counter(), [one])) for one in mismatches]
+    parts = [(n, "flat", steps.MapResult(3, 2, rejects[: n + 1], Counter(), [])) for n in range(3)]
+    parts += [(1, "", steps.MapResult(0, 0, [], Counter(), [one])) for one in mismatches]
     for seed in range(5):
         random.Random(seed).shuffle(parts)
         list(Account(job).process(((7, 0), map(pickle.dumps, parts))))
         (path,) = (tmp_path / ACCOUNTS).iterdir()
         assert pickle.loads(path.read_bytes()) == [
-            ("flat", stages.MapResult(3, 2, rejects[: n + 1], Counter(), mismatches if n == 1 else []))
-            for n in range(3)
+            ("flat", steps.MapResult(3, 2, rejects[: n + 1], Counter(), mismatches if n == 1 else [])) for n in range(3)
         ]
 
 
@@ -344,7 +343,7 @@ class TestOptions:
             identity: float | None = None
 
         ingest(few[0], tmp_path / "out", with_beam(dataclasses.replace(SMALL, splits=More(0.1, 0.1))))
-        with pytest.raises(InputError, match="does not know splits by identity: use --engine local"):
+        with pytest.raises(InputError, match="does not support splits by identity: use --engine local"):
             ingest(few[0], tmp_path / "no", with_beam(dataclasses.replace(SMALL, splits=More(0.1, 0.1, (), 0.5))))
 
 
@@ -356,7 +355,7 @@ def test_arguments_of_beam_need_its_engine():
 @pytest.mark.parametrize("given", [["--beam-args", IN_MEMORY], [f"--beam-args={IN_MEMORY}"]])
 def test_arguments_of_beam_begin_as_options_do(given):
     parsed = parse_ingest(["x.fasta", "--output", "out", "--engine", "beam", *given, "--shards", "2"])
-    assert (parsed.engine, parsed.beam_args, parsed.shards) == ("beam", IN_MEMORY, 2)
+    assert vars(parsed.engine) == {"engine": "beam", "beam_args": IN_MEMORY, "workers": 0, "shards": 2}
 
 
 def test_without_beam_a_sentence_says_what_to_install(tmp_path, monkeypatch):

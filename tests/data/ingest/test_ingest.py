@@ -19,9 +19,9 @@ from rich.console import Console
 
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.dataset.shard_plan import plan_shards
-from proteinlm.data.ingest import steps as stages
+from proteinlm.data.ingest import steps
 from proteinlm.data.ingest.ingest import SAMPLE, IngestConfig, ingest
-from proteinlm.data.ingest.source_accounts import Intake
+from proteinlm.data.ingest.source_accounts import SourceAccounts
 from proteinlm.data.sources.crc64 import crc64
 from proteinlm.data.sources.uniprot import read_records
 from proteinlm.data.splits.rules import SPLITS, SplitsConfig
@@ -288,8 +288,8 @@ def test_without_anything_to_train_on_there_is_a_warning(tmp_path):
 
 def test_thousands_of_small_files_take_time_in_proportion(tmp_path, monkeypatch):
     """The account of what is read is taken when it is saved, not at each end of a file."""
-    taken, state = [], Intake.state
-    monkeypatch.setattr(Intake, "state", lambda self: taken.append(1) or state(self))
+    taken, state = [], SourceAccounts.state
+    monkeypatch.setattr(SourceAccounts, "state", lambda self: taken.append(1) or state(self))
     paths = [write_fasta(tmp_path / f"{i}.fasta", [(f"P{i}", "MKV" + "A" * i)]) for i in range(200)]
     ingest(paths, tmp_path / "out", small())
     assert len(taken) <= 3
@@ -303,7 +303,7 @@ def test_a_full_disk_ends_in_one_sentence_and_leaves_nothing(sources, tmp_path, 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(stages, stage, full)
+    monkeypatch.setattr(steps, stage, full)
     (tmp_path / "place").mkdir()
     with pytest.raises(InputError, match=r"the disk of .*out is full"):
         ingest(sources[0], tmp_path / "place" / "out", small())
@@ -317,9 +317,9 @@ def test_a_disk_that_is_really_full(tmp_path, kilobytes):
     try:
         done = subprocess.run(mount, capture_output=True, check=False)
     except FileNotFoundError:
-        pytest.skip("there is no mount command here")
+        pytest.skip("needs the program mount: apt-get install mount")
     if done.returncode:
-        pytest.skip("a small file system can be mounted by root alone")
+        pytest.skip("needs a small file system, which root alone can mount: sudo make test")
     try:
         config = IngestConfig(families=(SAMPLE / "pfam.tsv.gz",), workers=1)
         with pytest.raises(InputError, match=r"the disk of .*out is full"):
@@ -333,16 +333,16 @@ SLOW_INGEST = textwrap.dedent("""
     import sys, time
     from pathlib import Path
     from proteinlm.data.ingest.ingest import IngestConfig, ingest
-    from proteinlm.data.ingest.local import LocalEngine
+    from proteinlm.data.ingest import local
 
     if __name__ == "__main__":
-        reduce = LocalEngine._reduce
-        def slow(self, submit):
-            result = reduce(self, submit)
+        reduce = local.reduce_buckets
+        def slow(run, submit):
+            counts = reduce(run, submit)
             print("reduced", flush=True)
             time.sleep(60)
-            return result
-        LocalEngine._reduce = slow
+            return counts
+        local.reduce_buckets = slow
         ingest([Path(sys.argv[1])], Path(sys.argv[2]), IngestConfig(workers=int(sys.argv[3])))
 """)
 

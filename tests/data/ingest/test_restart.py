@@ -18,9 +18,7 @@ import pytest
 from profiles import profile, written
 
 from proteinlm.data.families import profile_search
-from proteinlm.data.ingest import local as local_engine
-from proteinlm.data.ingest import progress as marker
-from proteinlm.data.ingest import steps as stages
+from proteinlm.data.ingest import progress, steps
 from proteinlm.data.ingest.ingest import SAMPLE, IngestConfig, ingest
 from proteinlm.data.sources.locations import Location
 from proteinlm.data.splits.rules import SplitsConfig
@@ -70,11 +68,11 @@ def test_killed_at_any_file_operation(tmp_path):
 POOLED = textwrap.dedent("""
     import sys
     from pathlib import Path
-    from proteinlm.data import marker
+    from proteinlm.data.ingest import progress
     from proteinlm.data.ingest.ingest import SAMPLE, IngestConfig, ingest
 
     if __name__ == "__main__":
-        marker.SAVE_SECONDS, marker.sync_file_system = 0.0, lambda folder: None
+        progress.SAVE_SECONDS, progress.sync_file_system = 0.0, lambda folder: None
         config = IngestConfig(families=(SAMPLE / "pfam.tsv.gz",), workers=2, block_bytes=50_000, bucket_bytes=100_000)
         ingest(sorted(Path(sys.argv[1]).glob("*.fasta")), Path(sys.argv[1]) / "out", config)
 """)
@@ -106,14 +104,14 @@ def test_killed_with_processes(tmp_path):
         told.append(process.communicate(timeout=60)[1])
     assert process.returncode == 0, told
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    assert "going on with an ingest that was stopped: 2 of 2 sources were read" in told[-1]
+    assert "continuing an interrupted ingest: 2 of 2 sources were read" in told[-1]
 
 
 def test_a_worker_that_is_killed_costs_nothing_that_is_finished(tmp_path, monkeypatch):
-    """As by a system that is out of memory; the same command goes on, with one process this time."""
+    """As by a system that is out of memory; the same command continues, with one process this time."""
     halves_of_the_sample(tmp_path)
-    monkeypatch.setattr(marker, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(marker, "sync_file_system", lambda folder: None)
+    monkeypatch.setattr(progress, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "sync_file_system", lambda folder: None)
     fields = {"families": (SAMPLE / "pfam.tsv.gz",), "bucket_bytes": 50_000}
     sources = sorted(tmp_path.glob("*.fasta"))
 
@@ -124,11 +122,11 @@ def test_a_worker_that_is_killed_costs_nothing_that_is_finished(tmp_path, monkey
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with pytest.raises(InputError, match=r"fewer workers.*kept in .*\.out\.partial: the same command goes on"):
+    with pytest.raises(InputError, match=r"fewer workers.*kept in .*\.out\.partial: run the same command again"):
         ingest(sources, tmp_path / "out", IngestConfig(**fields, workers=2))
     killer.join()
     summary = ingest(sources, tmp_path / "out", IngestConfig(**fields, workers=1))
-    assert "2 of 2 sources were read" in summary.taken_up
+    assert "2 of 2 sources were read" in summary.resumed
     ingest(sources, tmp_path / "whole", IngestConfig(**fields, workers=1))
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
@@ -150,7 +148,7 @@ def test_pieces_that_were_searched_are_not_searched_again(tmp_path, stopped, mon
 
     monkeypatch.setattr(profile_search, "search", counted)
     with monkeypatch.context() as patch:
-        patch.setattr("proteinlm.data.ingest.ingest._may_pass", lambda error: True)
+        patch.setattr("proteinlm.data.ingest.ingest._may_be_temporary", lambda error: True)
         with pytest.raises(Stop):
             again(tmp_path, profiles=profiles)
     summary = again(tmp_path, profiles=profiles)
@@ -168,7 +166,7 @@ def test_pieces_that_were_searched_are_not_searched_again(tmp_path, stopped, mon
 
 def state_of(place):
     try:
-        return json.loads((place / ".out.partial" / local_engine.MARKER).read_text())["state"]
+        return json.loads((place / ".out.partial" / progress.MARKER).read_text())["state"]
     except FileNotFoundError:
         return {}
 
@@ -185,23 +183,23 @@ class Stop(BaseException):
 def stopped(tmp_path, monkeypatch):
     """Three sources, and a function that runs an ingest until a stage's call number so and so."""
     write_sources(tmp_path)
-    monkeypatch.setattr(marker, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(marker, "sync_file_system", lambda folder: None)
+    monkeypatch.setattr(progress, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "sync_file_system", lambda folder: None)
 
     def run(stage="reduce_bucket", number=3, **fields):
         calls = 0
-        whole = getattr(stages, stage)
+        step = getattr(steps, stage)
 
-        def counted(*arguments):
+        def counted(*arguments, **settings):
             nonlocal calls
             calls += 1
             if calls == number:
                 raise Stop
-            return whole(*arguments)
+            return step(*arguments, **settings)
 
         with monkeypatch.context() as patch:
-            patch.setattr(stages, stage, counted)
-            patch.setattr("proteinlm.data.ingest.ingest._may_pass", lambda error: True)
+            patch.setattr(steps, stage, counted)
+            patch.setattr("proteinlm.data.ingest.ingest._may_be_temporary", lambda error: True)
             patch.setattr("proteinlm.data.ingest.ingest.anything_finished", lambda path: True)
             with pytest.raises(Stop):
                 again(tmp_path, **fields)
@@ -213,7 +211,7 @@ def test_an_ingest_that_cannot_begin_leaves_an_unfinished_one_alone(tmp_path, st
     stopped()
     with pytest.raises(InputError, match="absent"):
         again(tmp_path, families=(tmp_path / "absent*",))
-    assert "2 of 8 buckets" in again(tmp_path).taken_up
+    assert "2 of 8 buckets" in again(tmp_path).resumed
 
 
 def again(place, names="*.fasta", output="out", **fields):
@@ -225,8 +223,8 @@ def again(place, names="*.fasta", output="out", **fields):
 def test_what_is_finished_is_told(tmp_path, stopped, capsys):
     stopped()
     summary = again(tmp_path)
-    assert "3 of 3 sources were read, 2 of 8 buckets sorted, 0 files written" in summary.taken_up
-    assert summary.taken_up in capsys.readouterr().err
+    assert "3 of 3 sources were read, 2 of 8 buckets sorted, 0 files written" in summary.resumed
+    assert summary.resumed in capsys.readouterr().err
     assert (summary.records, summary.taken, dict(summary.rejected)) == (302, 300, {"letter outside the alphabet": 2})
     assert summary.unknown == (1, ("Z",))
     assert not (tmp_path / ".out.partial").exists()
@@ -253,33 +251,33 @@ def test_other_sources_and_options_are_refused(tmp_path, stopped, change, words)
 
 
 def test_where_nothing_is_finished_it_begins_anew(tmp_path, stopped, capsys, monkeypatch):
-    monkeypatch.setattr(marker, "SAVE_SECONDS", 1000.0)
+    monkeypatch.setattr(progress, "SAVE_SECONDS", 1000.0)
     stopped()
     assert state_of(tmp_path) == {}
     again(tmp_path, shards=3)
-    assert "differs in shards (2, now 3); nothing of it was finished, so it is removed" in capsys.readouterr().err
+    assert "differs in shards (2, now 3); it had finished nothing and is removed" in capsys.readouterr().err
 
 
 def test_a_damaged_marker_is_none(tmp_path, stopped, capsys):
     stopped()
-    (tmp_path / ".out.partial" / local_engine.MARKER).write_text("{")
-    assert again(tmp_path).taken_up == ""
+    (tmp_path / ".out.partial" / progress.MARKER).write_text("{")
+    assert again(tmp_path).resumed == ""
     assert capsys.readouterr().err == ""
 
 
 def test_a_full_disk_keeps_what_is_finished(tmp_path, stopped, monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr(marker, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(marker, "sync_file_system", lambda folder: None)
+    monkeypatch.setattr(progress, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "sync_file_system", lambda folder: None)
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stages, "write_shard", full)
-        with pytest.raises(InputError, match=r"the disk of .* is full.*kept in .*\.out\.partial: the same command"):
+        patch.setattr(steps, "write_shard", full)
+        with pytest.raises(InputError, match=r"the disk of .* is full.*kept in .*\.out\.partial: run the same"):
             again(tmp_path)
-    assert "8 of 8 buckets" in again(tmp_path).taken_up
+    assert "8 of 8 buckets" in again(tmp_path).resumed
 
 
 def test_a_read_error_in_the_third_file_keeps_the_first_two(tmp_path, stopped, monkeypatch):
@@ -291,9 +289,9 @@ def test_a_read_error_in_the_third_file_keeps_the_first_two(tmp_path, stopped, m
 
     with monkeypatch.context() as patch:
         patch.setattr(Location, "open", lambda self: Broken() if self.name.endswith("c.fasta") else opened(self))
-        with pytest.raises(InputError, match=r"c\.fasta cannot be read beyond byte 0 .*the same command goes on"):
+        with pytest.raises(InputError, match=r"c\.fasta cannot be read beyond byte 0 .*run the same command again"):
             again(tmp_path)
-    assert "2 of 3 sources were read" in again(tmp_path).taken_up
+    assert "2 of 3 sources were read" in again(tmp_path).resumed
 
 
 def test_a_source_that_is_damaged_leaves_nothing(tmp_path, stopped):
@@ -321,7 +319,7 @@ def test_a_dataset_that_was_removed_is_made_anew(tmp_path, stopped):
     """Also when its ingest was killed while its scratch files were removed, so that all seems to be finished."""
     stopped("write_shard", 7)
     shutil.rmtree(tmp_path / ".out.partial" / "dataset")
-    assert again(tmp_path).taken_up == ""
+    assert again(tmp_path).resumed == ""
     again(tmp_path, output="other")
     assert contents(tmp_path / "out") == contents(tmp_path / "other")
 

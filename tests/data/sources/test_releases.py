@@ -4,9 +4,9 @@ import json
 import pytest
 from release_server import archive, md5, metalink, serving
 
+from proteinlm.cli import ingest_options
 from proteinlm.cli.main import main
 from proteinlm.data.dataset.dataset import ProteinDataset
-from proteinlm.data.ingest import options as ingest_options
 from proteinlm.data.sources import download, releases
 from proteinlm.data.sources.files import SourceFile
 from proteinlm.data.sources.releases import fetch_release, find_release, provenance

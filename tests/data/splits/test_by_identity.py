@@ -18,7 +18,7 @@ from proteinlm.cli.main import main
 from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.families.ids import PAPER_HELD_OUT_FAMILIES
 from proteinlm.data.ingest import progress as marker
-from proteinlm.data.ingest import steps as stages
+from proteinlm.data.ingest import steps
 from proteinlm.data.ingest.config import IngestConfig
 from proteinlm.data.ingest.ingest import ingest
 from proteinlm.data.sources.digests import digest
@@ -38,7 +38,7 @@ from proteinlm.data.splits.rules import LISTED, NEAR, OOD, TRAIN, SplitsConfig, 
 from proteinlm.errors import InputError
 from tests.conftest import sample_records
 
-needs_mmseqs = pytest.mark.skipif(shutil.which("mmseqs") is None, reason="needs MMseqs2 (apt-get install mmseqs2)")
+needs_mmseqs = pytest.mark.skipif(shutil.which("mmseqs") is None, reason="needs MMseqs2: apt-get install mmseqs2")
 FRACTIONS = SplitsConfig(0.1, 0.2, identity=0.5)
 
 
@@ -285,15 +285,15 @@ def test_a_dataset_by_identity_and_one_that_was_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(marker, "SAVE_SECONDS", 0)
     with monkeypatch.context() as stopped:
 
-        def full(*_):
+        def full(*_, **__):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        stopped.setattr(stages, "reduce_bucket", full)
-        with pytest.raises(InputError, match="the same command goes on"):
+        stopped.setattr(steps, "reduce_bucket", full)
+        with pytest.raises(InputError, match="run the same command again"):
             ingest(sources, tmp_path / "other", config)
     monkeypatch.setattr(by_identity, "decide", None)
     again = ingest(sources[::-1], tmp_path / "other", replace(config, workers=2))
-    assert again.taken_up
+    assert again.resumed
     assert files(tmp_path / "other") == files(tmp_path / "one")
 
     monkeypatch.setenv("PATH", "")

@@ -17,7 +17,7 @@ from proteinlm.data.splits.mmseqs import COVERAGE, Mmseqs, find_mmseqs
 from proteinlm.errors import InputError
 from tests.conftest import sample_records
 
-needs_mmseqs = pytest.mark.skipif(shutil.which("mmseqs") is None, reason="needs MMseqs2 (apt-get install mmseqs2)")
+needs_mmseqs = pytest.mark.skipif(shutil.which("mmseqs") is None, reason="needs MMseqs2: apt-get install mmseqs2")
 
 
 def relatives(number, seed=0, length=80, changes=10):

@@ -10,7 +10,7 @@ import pytest
 from proteinlm.models.attention import FavorConfig, GeneralizedConfig
 from proteinlm.models.attention.features.projections import matrix
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="needs PyTorch: pip install -e '.[interop]'")
 B, L, H, D, M = 2, 37, 3, 16, 24
 
 
@@ -19,7 +19,9 @@ def performer():
     with warnings.catch_warnings():
         # It imports distutils, torch.cuda.amp and pkg_resources, all on their way out.
         warnings.simplefilter("ignore")
-        return pytest.importorskip("performer_pytorch.performer_pytorch")
+        return pytest.importorskip(
+            "performer_pytorch.performer_pytorch", reason="needs performer-pytorch: pip install -e '.[interop]'"
+        )
 
 
 def inputs():

@@ -132,7 +132,7 @@ def test_scores_far_beyond_the_range_of_exp(causal):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_equals_torch(causal):
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="needs PyTorch: pip install -e '.[interop]'")
     x = inputs(70, seed=5)
     q, k, v, d_out = (torch.tensor(np.asarray(a)).transpose(1, 2).requires_grad_() for a in x)
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
