@@ -101,7 +101,9 @@ def test_damaged_files_of_a_run_are_written_anew_or_given_up(copy, dataset):  # 
     original = contents(copy)
     for name, text in (("run.json", "{}"), ("config.json", ""), ("config.json", "\udcff")):
         (copy / name).write_bytes(text.encode(errors="surrogateescape"))
-        with pytest.raises(InputError, match=rf"{name} .*cannot be read .*`proteinlm train` with the run's own config"):
+        with pytest.raises(
+            InputError, match=rf"{name} .*cannot be read .*`proteinlm train` with the config and dataset of"
+        ):
             load_run(copy)
         train(small(), dataset, copy)
         assert contents(copy) == original
