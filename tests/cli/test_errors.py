@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from proteinlm.cli.errors import CLOSED_PIPE
-from proteinlm.cli.main import COMMANDS, Command, main
+from proteinlm.cli.main import COMMANDS, main
 
 WITHOUT_READER = {"stdin": subprocess.DEVNULL, "check": False}
 
@@ -67,21 +67,3 @@ def test_a_broken_pipe_to_anything_else_is_a_bug(monkeypatch):
     monkeypatch.setitem(COMMANDS, "report", broken)
     with pytest.raises(BrokenPipeError):
         main(["report"])
-
-
-def test_a_command_is_a_function_and_a_line(monkeypatch, capsys, tiny_runs):
-    """CONTRIBUTING's checklist for a command that needs a trained model, in miniature."""
-
-    def alphabet(arguments):
-        from proteinlm.runs.loading import load_run
-
-        run = load_run(arguments[0])
-        print(run.name, *run.alphabet.TOKENS)
-
-    monkeypatch.setitem(COMMANDS, "alphabet", Command(alphabet, "a trained run -> its tokens"))
-    assert main(["alphabet", str(tiny_runs["causal"])]) == 0
-    assert capsys.readouterr().out.startswith("causal <pad> <bos>")
-    assert main(["--help"]) == 0
-    assert "alphabet   a trained run -> its tokens" in capsys.readouterr().out
-    assert main(["alphabet", "nowhere"]) == 2
-    assert "proteinlm alphabet: nowhere" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from proteinlm import __version__
-from proteinlm.cli.main import COMMANDS, main
+from proteinlm.cli.main import COMMANDS, Command, main
 from proteinlm.config import load_config, named_configs
 from proteinlm.devices import processes
 from proteinlm.errors import InputError, Interrupted
@@ -305,3 +305,21 @@ def test_ctrl_c_is_no_traceback(capsys, monkeypatch):
     monkeypatch.setitem(COMMANDS, "report", interrupted)
     assert main(["report", "x"]) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_command_is_a_function_and_a_line(monkeypatch, capsys, tiny_runs):
+    """CONTRIBUTING's checklist for a command that needs a trained model, in miniature."""
+
+    def alphabet(arguments):
+        from proteinlm.runs.loading import load_run
+
+        run = load_run(arguments[0])
+        print(run.name, *run.alphabet.TOKENS)
+
+    monkeypatch.setitem(COMMANDS, "alphabet", Command(alphabet, "a trained run -> its tokens"))
+    assert main(["alphabet", str(tiny_runs["causal"])]) == 0
+    assert capsys.readouterr().out.startswith("causal <pad> <bos>")
+    assert main(["--help"]) == 0
+    assert "alphabet   a trained run -> its tokens" in capsys.readouterr().out
+    assert main(["alphabet", "nowhere"]) == 2
+    assert "proteinlm alphabet: nowhere" in capsys.readouterr().err
