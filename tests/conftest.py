@@ -1,6 +1,7 @@
 """What every test runs under: CPU, warnings as errors, no silent broadcasting, shapes in signatures checked."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from report_skips import (  # noqa: F401 (hooks of pytest)
     pytest_testnodedown,
 )
 from sample import sample_records
+from shared_folders import made_once
 
 jaxtyping.install_import_hook(["proteinlm.models", "proteinlm.inference", "proteinlm.analysis"], "beartype.beartype")
 write_whole()
@@ -72,12 +74,14 @@ def sample_fasta(tmp_path_factory) -> tuple[Path, Path]:
     """Some hundreds of real proteins as FASTA, and their families as a table; held-out ones and P00974 among them."""
     from proteinlm.data.families.ids import PAPER_HELD_OUT_FAMILIES
 
-    records = sample_records()
-    held_out = [r for r in records if not set(r[2].split(";")).isdisjoint(PAPER_HELD_OUT_FAMILIES)]
-    chosen = {r[0]: r for r in [*records[:400], *held_out[:20], *(r for r in records if r[0] == "P00974")]}
-    folder = tmp_path_factory.mktemp("sample")
-    (folder / "proteins.fasta").write_text("".join(f">{name}\n{s}\n" for name, s, _ in chosen.values()))
-    (folder / "families.tsv").write_text("".join(f"{name}\t{f}\n" for name, _, f in chosen.values() if f))
+    def make(folder):
+        records = sample_records()
+        held_out = [r for r in records if not set(r[2].split(";")).isdisjoint(PAPER_HELD_OUT_FAMILIES)]
+        chosen = {r[0]: r for r in [*records[:400], *held_out[:20], *(r for r in records if r[0] == "P00974")]}
+        (folder / "proteins.fasta").write_text("".join(f">{name}\n{s}\n" for name, s, _ in chosen.values()))
+        (folder / "families.tsv").write_text("".join(f"{name}\t{f}\n" for name, _, f in chosen.values() if f))
+
+    folder = made_once(tmp_path_factory, "sample", make)
     return folder / "proteins.fasta", folder / "families.tsv"
 
 
@@ -87,16 +91,19 @@ def tiny_dataset(tmp_path_factory, sample_fasta) -> Path:
     from proteinlm.data.ingest.ingest import IngestConfig, ingest
     from proteinlm.data.splits.rules import SplitsConfig
 
-    folder = tmp_path_factory.mktemp("tiny") / "dataset"
     config = IngestConfig(splits=SplitsConfig(valid=0.1, test=0.1), families=(sample_fasta[1],), workers=1)
-    ingest([sample_fasta[0]], folder, config)
-    return folder
+    made = made_once(tmp_path_factory, "tiny", lambda folder: ingest([sample_fasta[0]], folder / "dataset", config))
+    return made / "dataset"
 
 
 @pytest.fixture(scope="session")
 def dataset_without_ood(tmp_path_factory) -> Path:
     """A dataset whose ood split is empty."""
-    return write_ingested(tmp_path_factory.mktemp("no_ood"), sample_records()[:60], valid=0.1, test=0.2, held_out=())
+
+    def make(folder):
+        write_ingested(folder, sample_records()[:60], valid=0.1, test=0.2, held_out=())
+
+    return made_once(tmp_path_factory, "no_ood", make) / "dataset"
 
 
 @pytest.fixture(scope="session")
@@ -105,15 +112,10 @@ def make_dataset(tmp_path_factory):
     from proteinlm.data.sources.digests import digest
     from proteinlm.data.splits.rules import SplitsConfig, split_of
 
-    made = {}
+    splits = {"valid": 0.2, "test": 0.0, "held_out": ()}
 
-    def make(*, form: str, batches: int, batch_size: int, length: int) -> Path:
-        wanted = (form, batches, batch_size, length)
-        if wanted in made:
-            return made[wanted]
-        splits = {"valid": 0.2, "test": 0.0, "held_out": ()}
+    def chosen(form, batches, batch_size, length):
         train = valid = 0
-        chosen = []
         for name, letters, _ in sample_records():
             is_train = split_of(digest(letters.encode()), (), SplitsConfig(**splits)) == "train"
             size = {"single": 1, "concat": len(letters) + 1, "isolated": min(len(letters) + 1, length)}[form]
@@ -121,19 +123,23 @@ def make_dataset(tmp_path_factory):
             # What goes beyond the last full batch stays below one more.
             if is_train and train < batches * a_batch and train + size < (batches + 1) * a_batch:
                 train += size
-                chosen.append((name, letters, ""))
+                yield name, letters, ""
             elif not is_train and valid < 6:
                 valid += 1
-                chosen.append((name, letters, ""))
-        made[wanted] = write_ingested(tmp_path_factory.mktemp("made"), chosen, **splits)
-        return made[wanted]
+                yield name, letters, ""
+
+    def make(*, form: str, batches: int, batch_size: int, length: int) -> Path:
+        def write(folder):
+            write_ingested(folder, list(chosen(form, batches, batch_size, length)), **splits)
+
+        return made_once(tmp_path_factory, f"{form}-{batches}-{batch_size}-{length}", write) / "dataset"
 
     return make
 
 
 @pytest.fixture(scope="session")
 def tiny_runs(tmp_path_factory, tiny_dataset) -> dict[str, Path]:
-    """Three very small trained runs in one folder: causal, masked and concat."""
+    """Three very small trained runs in one folder: causal, masked and concat; each worker has a copy."""
     from proteinlm.config import (
         VOCAB_SIZE,
         BatchesConfig,
@@ -144,21 +150,25 @@ def tiny_runs(tmp_path_factory, tiny_dataset) -> dict[str, Path]:
     )
     from proteinlm.training.train import train
 
-    folder = tmp_path_factory.mktemp("runs")
     model = ModelConfig(
         vocab_size=VOCAB_SIZE, num_layers=2, num_heads=2, embed_dim=16, mlp_dim=32, max_length=128,
         attention=GeneralizedConfig(num_features=8),
     )  # fmt: skip
-    runs = {}
-    for name, kind, batches in (
-        ("causal", "causal", BatchesConfig(length=128, batch_size=8, buckets=(64, 128))),
-        ("masked", "masked", BatchesConfig(length=128, batch_size=8, buckets=(64, 128))),
-        ("concat", "causal", BatchesConfig(form="concat", length=128, batch_size=8)),
-    ):
-        config = Config(
-            model=model, objective=ObjectiveConfig(kind=kind), batches=batches, num_steps=4, eval_every=2,
-            eval_examples=8, checkpoint_every=2, log_every=1,
-        )  # fmt: skip
-        runs[name] = folder / name
-        train(config, tiny_dataset, runs[name])
-    return runs
+    padded = BatchesConfig(length=128, batch_size=8, buckets=(64, 128))
+    chosen = {
+        "causal": ("causal", padded), "masked": ("masked", padded),
+        "concat": ("causal", BatchesConfig(form="concat", length=128, batch_size=8)),
+    }  # fmt: skip
+
+    def make(folder):
+        for name, (kind, batches) in chosen.items():
+            config = Config(
+                model=model, objective=ObjectiveConfig(kind=kind), batches=batches, num_steps=4, eval_every=2,
+                eval_examples=8, checkpoint_every=2, log_every=1,
+            )  # fmt: skip
+            train(config, tiny_dataset, folder / name)
+
+    # Evaluations and analyses write into a run's folder.
+    own = tmp_path_factory.mktemp("runs")
+    shutil.copytree(made_once(tmp_path_factory, "trained", make), own, dirs_exist_ok=True)
+    return {name: own / name for name in chosen}

@@ -94,7 +94,6 @@ CASES = {
 }
 CAUSAL = [name for name, case in CASES.items() if not case.config.no_causal]
 MODES = [(name, causal) for name in CASES for causal in (False, True) if not causal or name in CAUSAL]
-MODE_IDS = [f"{name}-{'causal' if causal else 'bidirectional'}" for name, causal in MODES]
 
 
 def build(name):

@@ -1,9 +1,11 @@
 """The packaged proteins, as the tests read them."""
 
+import functools
 import tempfile
 from pathlib import Path
 
 
+@functools.cache
 def sample_records():
     """The packaged proteins as (accession, sequence, families) in file order."""
     from proteinlm.data.families.table_join import join_tables

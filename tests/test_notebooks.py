@@ -1,12 +1,17 @@
 """Every notebook runs from its first cell to its last, and shows its figures."""
 
+import ast
+import importlib
 import shutil
 from pathlib import Path
 
 import nbformat
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+
+import proteinlm
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -32,6 +37,21 @@ def execute(name, folder, changes=None):
 def own(name, run):
     """The change that names a run of one's own in place of a notebook's."""
     return {f'Path("runs/{name}")': f'Path("{run}")'}
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_cells_name_what_the_package_has(path):
+    """Without running them: each cell is Python, and each name that it takes from the package is there."""
+    for cell in nbformat.read(path, as_version=4).cells:
+        # Commands of a shell, !proteinlm ..., become calls.
+        source = TransformerManager().transform_cell(cell.source) if cell.cell_type == "code" else ""
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("proteinlm"):
+                module = importlib.import_module(node.module)
+                for alias in node.names:
+                    assert hasattr(module, alias.name), f"{node.module} has no {alias.name}"
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "proteinlm":
+                assert hasattr(proteinlm, node.attr), f"proteinlm has no {node.attr}"
 
 
 @pytest.mark.slow

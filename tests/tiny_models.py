@@ -22,7 +22,7 @@ TINY = ModelConfig(
 )
 # The first case of every kind.
 KINDS = list({case.config.kind: name for name, case in reversed(CASES.items())}.values())[::-1]
-# Cases whose parts all occur in other cases; they are not compiled in whole models, to save time.
+# Cases whose parts all occur in other cases; they are not compiled in whole models, and slow where they are tested.
 _SIMILAR = {
     *("sigmoid", "exp", "abs", "gelu", "tanh", "identity"),
     *("polysketch_random", "polysketch_2", "polysketch_8", "polysketch_signed"),

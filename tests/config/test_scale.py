@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sweeps import sweep
 
 from proteinlm.config import BatchesConfig, Config, load_config, named_configs
 from proteinlm.config.scale import LENGTH, scaled
@@ -41,7 +42,9 @@ def some_state(train_step):
     return jax.tree_util.tree_map_with_path(make, train_step.abstract_state)
 
 
-@pytest.mark.parametrize("name", named_configs())
+@pytest.mark.parametrize(
+    "name", sweep(named_configs(), ["quickstart_concat", "sample_masked", "trembl_transformerpp_causal"])
+)
 def test_every_recipe_trains_when_tiny(name, tiny_dataset):
     """Two steps on real proteins, by the step that the run itself would compile."""
     config = scaled(load_config(name), "tiny")

@@ -8,7 +8,8 @@ import pytest
 from flax import nnx
 from jax.extend.core import jaxprs_in_params
 from mechanisms import CASES, CAUSAL
-from tiny_models import DISTINCT, mechanism
+from sweeps import sweep
+from tiny_models import DISTINCT, KINDS, mechanism
 
 from proteinlm import alphabet
 from proteinlm.errors import InputError
@@ -31,7 +32,7 @@ def tokens():
 
 @pytest.mark.parametrize(
     ("name", "causal"),
-    [(name, causal) for name in DISTINCT for causal in (False, True) if not causal or name in CAUSAL],
+    sweep([(name, causal) for name in DISTINCT for causal in (False, True) if not causal or name in CAUSAL], KINDS),
 )
 def test_probing_equals_the_explicit_matrix(make_model, explicit_maps, tokens, name, causal):
     model = make_model(attention=mechanism(name, 64), causal=causal)
@@ -107,7 +108,7 @@ def largest_array(jaxpr):
 
 @pytest.mark.parametrize(
     ("name", "causal"),
-    [(name, causal) for name in DISTINCT for causal in (False, True) if not causal or name in CAUSAL],
+    sweep([(name, causal) for name in DISTINCT for causal in (False, True) if not causal or name in CAUSAL], KINDS),
 )
 def test_no_mechanism_makes_an_array_of_length_by_length(make_model, name, causal):
     def largest(length):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 from mechanisms import CASES, CAUSAL
-from tiny_models import DISTINCT, V, build, logits, loud, mechanism, some_tokens
+from sweeps import sweep
+from tiny_models import DISTINCT, KINDS, V, build, logits, loud, mechanism, some_tokens
 
 OPTIONS = {"positions": "sinusoidal_rotary", "norm": "post", "tied_output": True, "feed_forward": "geglu"}
 
@@ -47,7 +48,7 @@ def assert_decoding_equals_the_whole(model, tolerance):
     return parts, state
 
 
-@pytest.mark.parametrize("name", [name for name in DISTINCT if name in CAUSAL])
+@pytest.mark.parametrize("name", sweep([name for name in DISTINCT if name in CAUSAL], KINDS))
 def test_prefill_and_steps_equal_the_parallel_logits(name):
     model = loud(build(attention=mechanism(name), num_layers=2))
     parts, state = assert_decoding_equals_the_whole(model, 10 * CASES[name].tolerance)

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from mechanisms import CAUSAL
+from sweeps import sweep
 from tiny_models import DISTINCT, mechanism
 
 from proteinlm.config import (
@@ -59,10 +60,12 @@ def assert_falls(curve):
     assert np.mean(curve[-5:]) < np.mean(curve[:3]) - 0.2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [(name, kind) for name in DISTINCT for kind in ("causal", "masked") if kind == "masked" or name in CAUSAL],
+    sweep(
+        [(name, kind) for name in DISTINCT for kind in ("causal", "masked") if kind == "masked" or name in CAUSAL],
+        ["favor"],
+    ),
 )
 def test_the_loss_falls_in_twenty_steps(batches, name, kind):
     model = dataclasses.replace(MODEL, attention=mechanism(name, MODEL.max_length))

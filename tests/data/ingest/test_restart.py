@@ -38,6 +38,7 @@ def write_sources(place):
     (place / "families.tsv").write_text("A00003\tPF00001\nB00005\tPF00002\nZ\tPF00003\n")
 
 
+@pytest.mark.slow
 def test_killed_at_any_file_operation(tmp_path):
     """By one process, killed at every so many of its file operations; then again and again, until it is done."""
     write_sources(tmp_path)
@@ -86,6 +87,7 @@ def halves_of_the_sample(place):
         (place / name).write_text("".join(f">{r.accession}\n{r.sequence.decode()}\n" for r in part))
 
 
+@pytest.mark.slow
 def test_killed_with_processes(tmp_path):
     """When some of the buckets are reduced; the next one starts at once, while processes may still be ending."""
     halves_of_the_sample(tmp_path)
