@@ -124,14 +124,21 @@ def ingest(
     from proteinlm.data.splits.rules import SplitsConfig
 
     files = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
-    tables = list(families)
+    tables = [os.fspath(table) for table in families]
     if "sample" in files:
         files[files.index("sample")] = SAMPLE / "proteins.fasta.gz"
-        tables.append(SAMPLE / "pfam.tsv.gz")
+        tables.append(os.fspath(SAMPLE / "pfam.tsv.gz"))
     rules = SplitsConfig(valid=valid, test=test, identity=split_identity, manifest=Path(splits) if splits else None)
     if held_out is not None:
         rules = replace(rules, held_out=tuple(held_out))
-    config = IngestConfig(rules, tuple(tables), profiles=tuple(pfam_hmm), name=name, workers=workers, shards=shards)
+    config = IngestConfig(
+        rules,
+        tuple(tables),
+        profiles=tuple(os.fspath(file) for file in pfam_hmm),
+        name=name,
+        workers=workers,
+        shards=shards,
+    )
     run(files, output, config)
     return open_dataset(output)
 
