@@ -11,7 +11,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[1]
 PATTERNS = (
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "benchmarks/*", "docs/*.md",
-    "docs/gallery/*.png", "notebooks/*.ipynb", "configs/*.py", "proteinlm/*/*.py", "proteinlm/data/sample/README.md",
+    "docs/**/*.png", "notebooks/*.ipynb", "configs/*.py", "proteinlm/*/*.py", "proteinlm/data/sample/README.md",
 )  # fmt: skip
 
 

@@ -76,7 +76,7 @@ def ingest(
     from proteinlm.data.ingest.ingest import ingest as run
     from proteinlm.data.splits.rules import SplitsConfig
 
-    files = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
+    files: list[PathLike] = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
     tables = list(families)
     if "sample" in files:
         files[files.index("sample")] = SAMPLE / "proteins.fasta.gz"
@@ -84,7 +84,7 @@ def ingest(
     rules = SplitsConfig(valid=valid, test=test, identity=split_identity, manifest=Path(splits) if splits else None)
     if held_out is not None:
         rules = replace(rules, held_out=tuple(held_out))
-    paths, profiles = tuple(map(os.fspath, tables)), tuple(map(os.fspath, pfam_hmm))
+    paths, profiles = tuple(map(Path, tables)), tuple(map(Path, pfam_hmm))
     config = IngestConfig(rules, paths, profiles=profiles, name=name, workers=workers, shards=shards)
     run(files, output, config)
     return open_dataset(output)
