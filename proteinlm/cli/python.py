@@ -84,7 +84,8 @@ def ingest(
     rules = SplitsConfig(valid=valid, test=test, identity=split_identity, manifest=Path(splits) if splits else None)
     if held_out is not None:
         rules = replace(rules, held_out=tuple(held_out))
-    paths, profiles = tuple(map(Path, tables)), tuple(map(Path, pfam_hmm))
+    paths = tuple(os.fspath(table) for table in tables)
+    profiles = tuple(os.fspath(file) for file in pfam_hmm)
     config = IngestConfig(rules, paths, profiles=profiles, name=name, workers=workers, shards=shards)
     run(files, output, config)
     return open_dataset(output)
