@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 from small_runs import BATCH, config
-from subprocesses import TESTS, environment
+from subprocesses import PROGRAMS, environment
 
 from proteinlm.config import MeshConfig
 from proteinlm.devices import processes
@@ -35,7 +35,7 @@ def started(script, *options):
         port = free.getsockname()[1]
     both = [
         subprocess.Popen(
-            [sys.executable, TESTS / script, *map(str, (index, port, *options))], env=environment(1), text=True,
+            [sys.executable, PROGRAMS / script, *map(str, (index, port, *options))], env=environment(1), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
         for index in range(2)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 from layouts import LAYOUTS, LENGTH, MODEL, ROWS
-from subprocesses import TESTS, environment
+from subprocesses import PROGRAMS, environment
 from tiny_models import KINDS, mechanism
 
 from proteinlm.config import BatchesConfig, Config, MeshConfig, ObjectiveConfig, load_config, named_configs
@@ -28,7 +28,11 @@ def trained(names):
     """What `layouts.py` prints: by mechanism and layout, numbers of each step and bytes of state a device."""
     wanted = [f"{name}:{','.join(TRAINED[name])}" for name in names]
     done = subprocess.run(
-        [sys.executable, TESTS / "layouts.py", *wanted], env=environment(8), capture_output=True, text=True, check=False
+        [sys.executable, PROGRAMS / "layouts.py", *wanted],
+        env=environment(8),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     # XLA says so where it can move an array between two placements only by way of a whole copy.

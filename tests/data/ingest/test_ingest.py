@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from children import children, killed_at_the_end
 from rich.console import Console
+from subprocesses import children, killed_at_the_end
 from sweeps import sweep
 
 from proteinlm.data.dataset.dataset import ProteinDataset

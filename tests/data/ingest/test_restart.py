@@ -12,10 +12,10 @@ import sys
 import textwrap
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from profiles import profile, written
+from subprocesses import PROGRAMS
 
 from proteinlm.data.families import profile_search
 from proteinlm.data.ingest import progress, steps
@@ -23,8 +23,6 @@ from proteinlm.data.ingest.ingest import SAMPLE, IngestConfig, ingest
 from proteinlm.data.sources.locations import Location
 from proteinlm.data.splits.rules import SplitsConfig
 from proteinlm.errors import InputError
-
-TESTS = Path(__file__).parents[2]
 
 
 def write_sources(place):
@@ -42,7 +40,7 @@ def write_sources(place):
 def test_killed_at_any_file_operation(tmp_path):
     """By one process, killed at every so many of its file operations; then again and again, until it is done."""
     write_sources(tmp_path)
-    command = [sys.executable, str(TESTS / "ingest_killer.py"), str(tmp_path), "37"]
+    command = [sys.executable, str(PROGRAMS / "ingest_killer.py"), str(tmp_path), "37"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

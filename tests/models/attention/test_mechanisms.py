@@ -1,4 +1,4 @@
-"""The contract of all attention mechanisms; tests/mechanisms.py lists them.
+"""The contract of all attention mechanisms; tests/helpers/mechanisms.py lists them.
 
 Of the cases that resemble another one, and of the most expensive tests, `make test` runs a part (`sweep`). Compiling
 takes most of the time, so one program a mode (`compiled`) serves as many tests as it can.
@@ -76,7 +76,7 @@ def test_fast_path_equals_the_reference(name, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("length", "chunk"), [(1, 4), (8, 4), (3, 1), (5, 16)])
+@pytest.mark.parametrize(("length", "chunk"), sweep([(1, 4), (8, 4), (3, 1), (5, 16)], [1, 8]))
 @pytest.mark.parametrize("config", [FavorConfig, GeneralizedConfig])
 def test_every_chunk_size_gives_the_reference(config, length, chunk, causal):
     attention = config(num_features=7, chunk_size=chunk).build(num_heads=H, head_dim=6, key=jax.random.key(0))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from mechanisms import CASES
-from subprocesses import TESTS, environment
+from subprocesses import PROGRAMS, environment
 
 # Every kind of state and feature: with and without a log scale, of any sign, with exact blocks, and the padding that
 # has moved away from the first device.
@@ -28,7 +28,7 @@ COMPARED = [
 
 
 def printed(*arguments, **variables):
-    program = [sys.executable, TESTS / "spread_rows.py", *arguments]
+    program = [sys.executable, PROGRAMS / "spread_rows.py", *arguments]
     done = subprocess.run(program, env=environment(8) | variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

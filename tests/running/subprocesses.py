@@ -1,4 +1,4 @@
-"""Processes that tests start: all below one, and an end for them whatever happens."""
+"""Processes that tests start: their programs and environment, all below one, and an end whatever happens."""
 
 import contextlib
 import os
@@ -6,6 +6,16 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+PROGRAMS = TESTS / "programs"
+
+
+def environment(devices):
+    """Return the variables for a process with so many CPU devices, which imports this checkout and these tests."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    path = os.pathsep.join(map(str, (TESTS / "helpers", TESTS.parent)))
+    return {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
 
 
 @contextlib.contextmanager

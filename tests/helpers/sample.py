@@ -12,7 +12,7 @@ def sample_records():
     from proteinlm.data.families.table_lookup import FamilyTables
     from proteinlm.data.sources.uniprot import read_records
 
-    sample = Path(__file__).parents[1] / "proteinlm" / "data" / "sample"
+    sample = Path(__file__).parents[2] / "proteinlm" / "data" / "sample"
     records = list(read_records(sample / "proteins.fasta.gz"))
     with tempfile.TemporaryDirectory() as folder:
         join_tables([sample / "pfam.tsv.gz"], Path(folder) / "families")

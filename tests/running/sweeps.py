@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 import pytest
 
 
-def sweep(values: Iterable, fast: Collection[str]) -> list:
+def sweep(values: Iterable, fast: Collection) -> list:
     """Return parameters for pytest; a value is slow unless it, or the first of it, is one of FAST."""
     params = []
     for value in values:
