@@ -17,14 +17,14 @@ import lazy_loader
 from proteinlm.output.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from proteinlm.cli.python import analyze, evaluate, ingest, open_dataset, plan, report, train
+    from proteinlm.cli.python_api import analyze, evaluate, ingest, open_dataset, plan, report, train
     from proteinlm.config import Config, load_config
     from proteinlm.errors import InputError
     from proteinlm.inference.run import Run
     from proteinlm.runs.loading import load_run
 
 _NAMES = {
-    "cli.python": ["analyze", "evaluate", "ingest", "open_dataset", "plan", "report", "train"],
+    "cli.python_api": ["analyze", "evaluate", "ingest", "open_dataset", "plan", "report", "train"],
     "config": ["Config", "load_config"],
     "errors": ["InputError"],
     "inference.run": ["Run"],

@@ -88,7 +88,7 @@ def test_configs_import_the_config_alone(path):
 # Phases of the ingest have no meaning alone; their tests run through it.
 TESTED_ELSEWHERE = {
     f"data/ingest/{name}.py": "data/ingest/test_ingest.py"
-    for name in ("config", "source_accounts", "local", "steps", "results")
+    for name in ("config", "source_counts", "local", "steps", "results")
 } | {
     "cli/analyze_options.py": "cli/test_analyze.py",
     "cli/analyze.py": "cli/test_analyze.py",
@@ -96,19 +96,18 @@ TESTED_ELSEWHERE = {
     "cli/ingest.py": "cli/test_main.py",
     "cli/train.py": "cli/test_main.py",
     "cli/plan.py": "cli/test_main.py",
-    "cli/evaluate.py": "cli/test_main.py",
     "cli/report.py": "cli/test_main.py",
-    "cli/python.py": "test_api.py",
+    "cli/python_api.py": "test_api.py",
     "output/console.py": "cli/test_main.py",
     "output/version.py": "test_api.py",
     "data/ingest/split_decisions.py": "data/splits/test_by_identity.py",
     "data/ingest/beam_steps.py": "data/ingest/test_beam.py",
     "data/families/table_counts.py": "data/families/test_table_join.py",
     "data/dataset/shard_plan.py": "data/ingest/test_ingest.py",
-    "models/layout.py": "devices/test_sharding.py",
+    "models/sharding_hooks.py": "devices/test_sharding.py",
     "models/attention/linear/state.py": "models/attention/linear/test_linear_attention.py",
     "models/attention/identity.py": "models/attention/test_mechanisms.py",
-    "models/attention/exact/buckets.py": "models/attention/test_reformer.py",
+    "models/attention/exact/hash_buckets.py": "models/attention/test_reformer.py",
 }
 
 

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from proteinlm.config import Config, MeshConfig
 from proteinlm.errors import InputError
 from proteinlm.models.attention import Attention, MechanismConfig
-from proteinlm.models.layout import WHOLE, Layout
+from proteinlm.models.sharding_hooks import WHOLE, Layout
 
 AXES = ("data", "fsdp", "tensor", "sequence")
 ROWS = ("data", "fsdp")

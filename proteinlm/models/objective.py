@@ -13,8 +13,8 @@ from jax import Array
 
 from proteinlm import alphabet
 from proteinlm.errors import InputError, check_range
+from proteinlm.models.objective_segments import draws_in_segments
 from proteinlm.models.positions import positions_in
-from proteinlm.models.segment_masks import draws_in_segments
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from jaxtyping import Array, Float, Float32, Integer
 from proteinlm.models.attention import Attention
 from proteinlm.models.config import ModelConfig
 from proteinlm.models.decoding import DecodingState
-from proteinlm.models.layout import WHOLE, Layout
 from proteinlm.models.positions import (
     LearnedPositions,
     Rotation,
@@ -25,6 +24,7 @@ from proteinlm.models.positions import (
     rotate,
     rotation_of,
 )
+from proteinlm.models.sharding_hooks import WHOLE, Layout
 
 PAD = 0
 """Id of the padding token, in every alphabet."""

@@ -11,6 +11,7 @@ import pytest
 import tyro
 
 from proteinlm import alphabet
+from proteinlm.cli.evaluate import Evaluate
 from proteinlm.cli.main import main
 from proteinlm.errors import InputError
 from proteinlm.evaluation.breakdowns import (
@@ -22,7 +23,6 @@ from proteinlm.evaluation.breakdowns import (
     range_ends,
     register_breakdown,
 )
-from proteinlm.evaluation.options import EvaluateOptions
 from proteinlm.evaluation.sums import SUM_TOLERANCE
 
 
@@ -91,7 +91,7 @@ def test_a_registered_breakdown_is_a_choice_with_a_table_and_a_figure(registry, 
     register_breakdown(ByCharge())
     register_breakdown(ByCopies())
     run = tiny_runs["causal"]
-    assert tyro.cli(EvaluateOptions, args=["run", "--by", "charge"]).by == ("charge",)
+    assert tyro.cli(Evaluate, args=["run", "--by", "charge"]).by == ("charge",)
     assert main(["evaluate", str(run), "--by", "residue", "charge", "copies"]) == 0
     by_residue = pd.read_csv(run / "evaluation_by_residue.csv")
     by_residue["cell"] = by_residue.cell.map(

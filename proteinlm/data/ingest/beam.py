@@ -34,7 +34,7 @@ from proteinlm.data.ingest.config import IngestConfig
 from proteinlm.data.ingest.family_sources import FamilySources
 from proteinlm.data.ingest.progress import MARKER, SCRATCH, anything_finished
 from proteinlm.data.ingest.results import IngestResult, check_not_empty, shard_lengths, timed, write_description
-from proteinlm.data.ingest.source_accounts import SourceAccounts
+from proteinlm.data.ingest.source_counts import SourceCounts
 from proteinlm.data.ingest.split_decisions import SplitDecisions
 from proteinlm.data.sources.files import SourceFile
 from proteinlm.data.sources.locations import is_remote
@@ -217,14 +217,14 @@ def _sum_families(families: FamilySources, names: Iterable[str], config: IngestC
         families.searched = Searched(*sums)
 
 
-def _sum_sources(paths: list[str], dataset: Path, families: FamilySources, notes: _Notes) -> SourceAccounts:
+def _sum_sources(paths: list[str], dataset: Path, families: FamilySources, notes: _Notes) -> SourceCounts:
     """Return the accounts of all blocks, added in the order of the sources, one note at a time."""
     ends = {int(name): json.loads(content) for name, content in notes.read("sources").items()}
     sources = [_Source(path, ends[i]["size"], ends[i]["md5"]) for i, path in enumerate(paths)]
     block_notes: dict[int, list[Path]] = {index: [] for index in ends}
     for path in notes.paths(beam_steps.ACCOUNTS):
         block_notes[int(path.name.partition("-")[0])].append(path)
-    accounts = SourceAccounts(sources, dataset, families)
+    accounts = SourceCounts(sources, dataset, families)
     with accounts:
         for index, end in sorted(ends.items()):
             blocks = 0

@@ -21,7 +21,7 @@ from proteinlm.data.ingest.config import IngestConfig
 from proteinlm.data.ingest.family_sources import FAMILY_REJECTS, FamilySources
 from proteinlm.data.ingest.progress import MARKER, SCRATCH, Marker
 from proteinlm.data.ingest.results import IngestResult, check_not_empty, shard_lengths, timed, write_description
-from proteinlm.data.ingest.source_accounts import SourceAccounts
+from proteinlm.data.ingest.source_counts import SourceCounts
 from proteinlm.data.ingest.split_decisions import SplitDecisions
 from proteinlm.data.ingest.workers import Submit, pool, wait_for_processes
 from proteinlm.data.sources.files import SourceFile, TextBlock
@@ -107,7 +107,7 @@ def prepare_local(
         TextColumn("{task.fields[detail]}"), TimeRemainingColumn(),
         console=console, disable=not console.is_terminal,
     )  # fmt: skip
-    result = IngestResult(SourceAccounts(files, dataset, families), families, splits)
+    result = IngestResult(SourceCounts(files, dataset, families), families, splits)
     run = _Ingest(files, config, release, dataset, work, num_buckets, marker, progress, result)
     return functools.partial(_run, run)
 

@@ -20,7 +20,7 @@ from proteinlm.data.families.profile_search import Searched
 from proteinlm.data.families.table_counts import BadRow
 from proteinlm.data.ingest.config import IngestConfig
 from proteinlm.data.ingest.family_sources import FAMILY_REJECTS, FamilySources
-from proteinlm.data.ingest.source_accounts import SourceAccounts
+from proteinlm.data.ingest.source_counts import SourceCounts
 from proteinlm.data.ingest.split_decisions import SplitDecisions
 from proteinlm.data.ingest.steps import ReduceResult
 from proteinlm.data.splits.from_manifest import UNMATCHED
@@ -46,7 +46,7 @@ class IngestResult:
         seconds: wall time of each phase.
     """
 
-    accounts: SourceAccounts
+    accounts: SourceCounts
     families: FamilySources
     splits: SplitDecisions
     reduced: ReduceResult = field(default_factory=ReduceResult)

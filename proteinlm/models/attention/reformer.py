@@ -36,7 +36,7 @@ from jaxtyping import Array, Bool, Float, Int
 from proteinlm.errors import InputError, check_range
 from proteinlm.models.attention.base import Attention, MechanismConfig, Projection, register_attention, visible_pairs
 from proteinlm.models.attention.blocks import with_ones
-from proteinlm.models.attention.exact.buckets import (
+from proteinlm.models.attention.exact.hash_buckets import (
     Rounds,
     attend_in_buckets,
     ranks,

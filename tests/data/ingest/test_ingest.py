@@ -22,7 +22,7 @@ from proteinlm.data.dataset.dataset import ProteinDataset
 from proteinlm.data.dataset.shard_plan import plan_shards
 from proteinlm.data.ingest import steps
 from proteinlm.data.ingest.ingest import SAMPLE, IngestConfig, ingest
-from proteinlm.data.ingest.source_accounts import SourceAccounts
+from proteinlm.data.ingest.source_counts import SourceCounts
 from proteinlm.data.sources.crc64 import crc64
 from proteinlm.data.sources.uniprot import read_records
 from proteinlm.data.splits.rules import SPLITS, SplitsConfig
@@ -289,8 +289,8 @@ def test_without_anything_to_train_on_there_is_a_warning(tmp_path):
 
 def test_thousands_of_small_files_take_time_in_proportion(tmp_path, monkeypatch):
     """The account of what is read is taken when it is saved, not at each end of a file."""
-    taken, state = [], SourceAccounts.state
-    monkeypatch.setattr(SourceAccounts, "state", lambda self: taken.append(1) or state(self))
+    taken, state = [], SourceCounts.state
+    monkeypatch.setattr(SourceCounts, "state", lambda self: taken.append(1) or state(self))
     paths = [write_fasta(tmp_path / f"{i}.fasta", [(f"P{i}", "MKV" + "A" * i)]) for i in range(200)]
     ingest(paths, tmp_path / "out", small())
     assert len(taken) <= 3

@@ -35,7 +35,7 @@ class Source(Protocol):
         ...
 
 
-class SourceAccounts:
+class SourceCounts:
     """Accounts of the records of all sources; blocks are added within a `with` block, in the order of the sources.
 
     Args:
@@ -58,7 +58,7 @@ class SourceAccounts:
         self.rejects: list[tuple[str, int, str, str, str]] = []
         self._records_of_source, self._format, self._length = 0, "", 0
 
-    def __enter__(self) -> "SourceAccounts":
+    def __enter__(self) -> "SourceCounts":
         self._handle = open(self._path, "ab")
         # An ingest that was killed may have written rejects of sources that it did not finish.
         self._handle.truncate(self._length)

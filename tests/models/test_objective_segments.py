@@ -10,7 +10,7 @@ from proteinlm import alphabet
 from proteinlm.config import ObjectiveConfig
 from proteinlm.data.batches.batches import BatchesConfig, evaluation_batches
 from proteinlm.models.objective import make_example, residue_weights, sum_tokens, token_sums
-from proteinlm.models.segment_masks import bits_at, residues_at, uniform_at
+from proteinlm.models.objective_segments import bits_at, residues_at, uniform_at
 
 KEY = jax.random.key(7)
 

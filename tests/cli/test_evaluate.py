@@ -37,8 +37,6 @@ def test_other_words_are_answered_with_those_there_are(words, said, capsys):
 
 
 def test_the_help_needs_nothing_heavy():
-    code = (
-        "import sys, proteinlm.evaluation.options; print([m for m in ('jax', 'numpy', 'pandas') if m in sys.modules])"
-    )
+    code = "import sys, proteinlm.cli.evaluate; print([m for m in ('jax', 'numpy', 'pandas') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
