@@ -6,9 +6,9 @@ import pytest
 
 
 def sweep(values: Iterable, fast: Collection) -> list:
-    """Return parameters for pytest; a value is slow unless it, or the first of it, is one of FAST."""
+    """Return parameters for pytest; a value is slow unless FAST has it, or its first part."""
     params = []
     for value in values:
         parts = value if isinstance(value, tuple) else (value,)
-        params.append(pytest.param(*parts, marks=() if parts[0] in fast else pytest.mark.slow))
+        params.append(pytest.param(*parts, marks=() if value in fast or parts[0] in fast else pytest.mark.slow))
     return params

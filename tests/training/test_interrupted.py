@@ -138,6 +138,7 @@ def test_a_damaged_checkpoint_is_said_when_training_goes_on(copy, dataset):  # n
     assert train(small(num_steps=5), dataset, copy).step == 5
 
 
+@pytest.mark.slow
 def test_an_interruption_loses_no_number(tmp_path, dataset, monkeypatch, at_step):  # noqa: F811
     """A signal at a step of an evaluation, which is then left out, and in the middle of a line; a kill between."""
     config = small(num_steps=8, eval_every=2, log_every=4, checkpoint_every=5, keep_best=1)

@@ -64,7 +64,7 @@ def assert_falls(curve):
     ("name", "kind"),
     sweep(
         [(name, kind) for name in DISTINCT for kind in ("causal", "masked") if kind == "masked" or name in CAUSAL],
-        ["favor"],
+        [("favor", "causal")],
     ),
 )
 def test_the_loss_falls_in_twenty_steps(batches, name, kind):

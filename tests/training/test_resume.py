@@ -64,6 +64,7 @@ print(module.train(config, *sys.argv[2:], allow_inexact_resume=True).step)
 """
 
 
+@pytest.mark.slow
 def test_other_batches_and_another_mesh_go_on_only_when_told(tmp_path, dataset, unscored):  # noqa: F811
     config, run = small(), tmp_path / "run"
     train(config, dataset, run)

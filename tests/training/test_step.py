@@ -7,6 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 from layouts import MODEL
 from tiny_models import mechanism
@@ -75,6 +76,7 @@ def moment(state):
     return nnx.to_pure_dict(state["optimizer"][1][0].mu)
 
 
+@pytest.mark.slow
 def test_remat_trades_memory_for_time():
     """Temporaries of the compiled step, and the numbers of a step."""
     temporary = {}

@@ -16,6 +16,7 @@ import pytest
 from flax import nnx
 from in_memory import dataset
 from small_runs import BATCH, config
+from sweeps import sweep
 
 from proteinlm.config import (
     BatchesConfig,
@@ -118,7 +119,7 @@ def test_a_step_on_isolated_rows_is_the_step_on_single_ones():
         np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(a).max())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", sweep([signal.SIGINT, signal.SIGTERM], [signal.SIGINT]))
 def test_a_signal_saves_and_leaves(tmp_path, make_dataset, number):
     dataset = make_dataset(form="single", batches=7, batch_size=BATCH, length=48)
     # Some minutes of steps at most, should the signal be lost.
@@ -255,6 +256,7 @@ def test_redraw_is_by_step_and_seed_and_leaves_the_parameters():
     assert not np.array_equal(jax.tree.leaves(later)[0], jax.tree.leaves(features_after)[0])
 
 
+@pytest.mark.slow
 def test_training_memorises(tmp_path, make_dataset):
     dataset = make_dataset(form="single", batches=2, batch_size=BATCH, length=48)
     quick = config(num_steps=150, eval_every=0, checkpoint_every=150, log_every=10, redraw_every=0)

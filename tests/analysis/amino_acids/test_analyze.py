@@ -48,6 +48,7 @@ def test_similarity_files_and_summary(make_model, tmp_path):
     assert saved["pair_sums"].shape == (2, 4, 25, 25)
 
 
+@pytest.mark.slow
 def test_similarity_repeats_and_takes_another_blosum(make_model, tmp_path):
     model = make_model("generalized", num_heads=4, max_length=32)
     one = analyze.analyze_similarity(model, SEQUENCES, tmp_path / "a", permutations=99)

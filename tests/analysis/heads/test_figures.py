@@ -31,7 +31,7 @@ def test_kinds_differ_in_greyscale_and_each_has_a_colour():
     assert np.diff(grey).min() > 0.04
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (3, 4), (36, 8), (2, 24)])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 4), pytest.param((36, 8), marks=pytest.mark.slow), (2, 24)])
 def test_every_shape_of_model(tmp_path, shape):
     rng = np.random.default_rng(0)
     title = "Kinds of heads over 1,000 proteins\n(beside D: its offset; beside V: the position or amino acid looked at)"

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mechanisms import CASES, MODES, B, D, H, assert_close, build, inputs, reference, value_and_gradients
+from sweeps import sweep
 
 from proteinlm.models.attention import GeneralizedConfig, PolySketchConfig, SoftmaxConfig
 from proteinlm.models.attention.linear.segments import segmented_attention
@@ -79,7 +80,7 @@ def test_a_neighbour_changes_no_bit(name, causal):
         assert (after[0][inside] != before[0][inside]).any() if value == 1e4 else np.isnan(after[0][inside]).all()
 
 
-@modes
+@pytest.mark.parametrize(("name", "causal"), sweep(PACKED, [("favor", True)]))
 def test_bfloat16(name, causal):
     """Inputs and results are rounded, and nothing between them."""
     q, k, v = inputs(L, size=1.0, dtype=jnp.bfloat16)
