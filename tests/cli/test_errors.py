@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from sweeps import sweep
 
 from proteinlm.cli.errors import CLOSED_PIPE
 from proteinlm.cli.main import COMMANDS, main
@@ -27,7 +28,10 @@ def into_a_closed_pipe(*arguments, stderr=False, environment=None):
     return done.returncode, (done.stderr or b"").decode()
 
 
-@pytest.mark.parametrize("arguments", [[], ["--version"], *([command, "--help"] for command in COMMANDS)])
+HELP = [[], ["--version"], *([command, "--help"] for command in COMMANDS)]
+
+
+@pytest.mark.parametrize("arguments", sweep(HELP, [["train", "--help"]]))
 def test_help_into_a_closed_pipe(arguments):
     assert into_a_closed_pipe(*arguments) == (CLOSED_PIPE, "") == (141, "")
 
@@ -41,6 +45,7 @@ def test_an_error_message_into_a_closed_pipe():
     assert into_a_closed_pipe("trian", stderr=True) == (141, "")
 
 
+@pytest.mark.slow
 def test_results_into_a_closed_pipe(tiny_runs, tmp_path):
     """report prints a path, evaluate a table by rich; analyze and evaluate also write to standard error."""
     assert into_a_closed_pipe("report", tiny_runs["causal"], "--output", tmp_path) == (141, "")
