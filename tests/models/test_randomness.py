@@ -3,6 +3,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
+from sweeps import sweep
 
 from proteinlm.models.randomness import random_key, redraws_until
 
@@ -30,7 +31,9 @@ def test_an_unknown_purpose_is_an_error():
         random_key(0, "luck")
 
 
-@pytest.mark.parametrize(("every", "growth"), [(0, 1.0), (5, 1.0), (7, 1.5), (100, 2.0), (3, 1.01), (1, 1.0000001)])
+@pytest.mark.parametrize(
+    ("every", "growth"), sweep([(0, 1.0), (5, 1.0), (7, 1.5), (100, 2.0), (3, 1.01), (1, 1.0000001)], [0, 5, 7])
+)
 def test_redraws_by_step(every, growth):
     """Beside a count that walks from one redraw to the next."""
     places = []

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from mechanisms import CASES, CAUSAL
+from sweeps import sweep
 from tiny_models import CAUSAL_KINDS, KINDS, TINY, V, build, logits, loud, mechanism, num_parameters, some_tokens
 
 from proteinlm.errors import InputError
@@ -83,8 +84,11 @@ def test_scan_equals_a_loop_over_layers():
 
 @pytest.mark.parametrize(
     ("name", "causal", "dtype"),
-    [(name, causal, "float32") for name in KINDS for causal in (False, True) if not causal or name in CAUSAL]
-    + [(name, False, "bfloat16") for name in ("softmax", "favor")],
+    sweep(
+        [(name, causal, "float32") for name in KINDS for causal in (False, True) if not causal or name in CAUSAL]
+        + [(name, False, "bfloat16") for name in ("softmax", "favor")],
+        ["favor", "returns_v", ("softmax", False, "float32"), ("reformer", False, "float32")],
+    ),
 )
 def test_padding_and_batch_mates_leave_logits(name, causal, dtype):
     """More padding, padding on the left, other rows: float32 logits stay within 2e-5, bfloat16 within 2 %.

@@ -130,7 +130,15 @@ def test_the_summary_and_provenance_say_what_happened(sources, tmp_path):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"workers": 2}, {"block_bytes": 1 << 20}, {"bucket_bytes": 1 << 30}, {"bucket_bytes": 300, "block_bytes": 100}],
+    sweep(
+        [
+            {"workers": 2},
+            {"block_bytes": 1 << 20},
+            {"bucket_bytes": 1 << 30},
+            {"bucket_bytes": 300, "block_bytes": 100},
+        ],
+        [{"workers": 2}],
+    ),
     ids=str,
 )
 def test_the_same_files_byte_for_byte(sources, tmp_path, fields):
