@@ -73,6 +73,7 @@ def faster(config):
     return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, learning_rate=0.5))
 
 
+@pytest.mark.slow
 def test_a_refused_or_killed_resume_leaves_the_folder_to_the_run(copy, dataset, at_step):  # noqa: F811
     before, wider = contents(copy), small(num_steps=6)
     wider = dataclasses.replace(wider, model=dataclasses.replace(wider.model, num_layers=2))
@@ -114,6 +115,7 @@ def test_damaged_files_of_a_run_are_written_anew_or_given_up(copy, dataset):  # 
             act()
 
 
+@pytest.mark.slow
 def test_steps_that_happen_again_are_said(copy, dataset):  # noqa: F811
     shutil.rmtree(copy / "checkpoints" / "4")
     train(small(), dataset, copy)

@@ -53,6 +53,7 @@ def after_a_step(kind="causal", **changes):
     return jax.device_get(compiled(made)(state, placed))
 
 
+@pytest.mark.slow
 def test_bfloat16_computes_and_float32_keeps():
     made = train_step(dtype="bfloat16")
     arguments = made.abstract_state, made.abstract_batch(ROWS, LENGTH)

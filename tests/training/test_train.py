@@ -164,6 +164,7 @@ def test_a_finished_run_is_left_as_it_is(finished):
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_the_last_checkpoint_is_compared_on_the_sample_of_the_others(tmp_path, make_dataset):
     dataset = make_dataset(form="single", batches=3, batch_size=BATCH, length=48)
     experiment = config(num_steps=3, eval_every=2, eval_examples=2, keep_best=3, redraw_every=0)
@@ -215,6 +216,7 @@ def test_what_is_not_finite_stops_before_it_is_saved(tmp_path, make_dataset, mon
     assert max(losses(tmp_path / "run")) == 4
 
 
+@pytest.mark.slow
 def test_parameters_that_blow_up_are_never_called_good(tmp_path, make_dataset):
     dataset = make_dataset(form="single", batches=7, batch_size=BATCH, length=48)
     wild = dataclasses.replace(config(checkpoint_every=1), optimizer=OptimizerConfig(learning_rate=1e30))
@@ -223,6 +225,7 @@ def test_parameters_that_blow_up_are_never_called_good(tmp_path, make_dataset):
     assert Checkpoints(tmp_path / "run", read_only=True).steps() == []
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_config_is_not_resumed(tmp_path, finished, make_dataset):
     run, dataset = finished
     shutil.copytree(run, tmp_path / "run")

@@ -61,6 +61,7 @@ def test_similarity_repeats_and_takes_another_blosum(make_model, tmp_path):
     assert other["agreement"]["pearson"] != one["agreement"]["pearson"]
 
 
+@pytest.mark.slow
 def test_the_clustered_order_changes_the_figure_alone(make_model, tmp_path):
     model = make_model("generalized", num_heads=4, max_length=32)
     one = analyze.analyze_similarity(model, SEQUENCES, tmp_path / "a", permutations=9)

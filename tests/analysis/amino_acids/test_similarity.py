@@ -72,6 +72,7 @@ def test_batch_size_order_and_block_leave_the_sums_alone(model):
     assert_same(found, whole)
 
 
+@pytest.mark.slow
 def test_a_protein_as_long_as_the_model_reads(make_model, by_brute_force):
     # Lengths that are not among the compiled ones, and no room for <eos>.
     for causal, length in ((False, 40), (True, 39)):

@@ -61,6 +61,7 @@ def test_precisions_are_those_of_the_whole_maps(make_model, structure, tmp_path,
     assert "logistic regression" not in summary["precision"]
 
 
+@pytest.mark.slow
 def test_the_protein_may_be_another_than_the_chain(make_model, tmp_path):
     path = tmp_path / "a.cif"
     atoms = protein_atoms("GHIKLM", hairpin("GHIKLM")) + protein_atoms(LETTERS, hairpin(LETTERS), chain="B")

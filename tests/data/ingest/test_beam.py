@@ -148,6 +148,7 @@ def test_both_engines_write_the_same_20_000_records(tmp_path):
     assert len([name for name in written if ".array_record-" in name]) == 16
 
 
+@pytest.mark.slow
 @needs_beam
 def test_without_tables(few, tmp_path):
     sources, _ = few
@@ -156,6 +157,7 @@ def test_without_tables(few, tmp_path):
     assert len(ProteinDataset.open(tmp_path / "beam").manifest()) == summary.sequences
 
 
+@pytest.mark.slow
 @needs_beam
 def test_one_bucket_and_one_block(few, tmp_path):
     sources, tables = few
@@ -182,6 +184,7 @@ def test_relative_names_and_patterns(few, tmp_path, monkeypatch):
     assert '"a.fasta.gz"' in (tmp_path / "beam" / PROVENANCE).read_text()
 
 
+@pytest.mark.slow
 @needs_beam
 def test_search_with_profiles(tmp_path):
     made = profile(sample_records()[0][1][:200], "x", "PF00042.1", (10.0, 10.0))

@@ -131,6 +131,7 @@ def test_a_worker_that_is_killed_costs_nothing_that_is_finished(tmp_path, monkey
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_pieces_that_were_searched_are_not_searched_again(tmp_path, stopped, monkeypatch):
     made = profile((tmp_path / "b.fasta").read_text().split()[1], "K", "PF00014.1", (10.0, 10.0))
     (tmp_path / "x.hmm").write_bytes(written(made))

@@ -183,6 +183,7 @@ def test_a_published_split_is_rebuilt_byte_for_byte(fasta, tmp_path, workers):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_a_published_split_lacks_goes_nowhere(fasta, tmp_path, capsys):
     ingest([fasta], tmp_path / "first", CONFIG)
     text = fasta.read_text().splitlines()
@@ -222,6 +223,7 @@ def test_a_manifest_of_other_sequences(fasta, tmp_path):
     assert set(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_a_manifest_with_a_digest_twice_is_refused_by_whichever_process(fasta, tmp_path):
     ingest([fasta], tmp_path / "first", CONFIG)
     table = pq.read_table(tmp_path / "first" / "manifest.parquet")
