@@ -162,7 +162,7 @@ class ReformerAttention(Attention):
     def _in_rounds(
         self, make_rounds: Callable[..., Rounds], q: Array, k: Array, v: Array, causal: bool, shown: Array
     ) -> Float[Array, "B L H E"]:
-        """Attend; residues are sorted by `make_rounds` of hash_buckets.py, which gets `shown` [N, L] as second argument."""
+        """Attend; `make_rounds` of hash_buckets.py sorts residues; its second argument is `shown` [N, L]."""
         _check_shared(q, k)
         queries, values = _rows(q), _rows(v)
         config, length = self.config, q.shape[1]
