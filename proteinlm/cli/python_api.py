@@ -156,6 +156,7 @@ def train(
 
     Raises:
         InputError: the folder is in use or holds another run, or the loss is no longer finite.
+        Interrupted: SIGTERM or Ctrl-C, after a checkpoint was saved; the same call continues.
 
     Examples:
         >>> config = proteinlm.load_config("quickstart_causal")

@@ -33,8 +33,8 @@ class Run:
     protein fills max_length). No residue is masked.
 
     Any number of sequences is accepted; results come in the order of the sequences. Sequences of similar length are
-    batched together, with at most 8,192 tokens in a batch. A result does not depend on the other sequences, except in
-    the last digits of float32.
+    batched together, with at most 8,192 tokens in a batch (a longer protein is a batch alone). A result does not
+    depend on the other sequences, except in the last digits of float32.
 
     Attributes:
         folder: folder of the run.
