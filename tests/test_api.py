@@ -87,7 +87,20 @@ def test_wrong_types_are_one_sentence(workplace):
         import proteinlm
         run = proteinlm.load_run("runs/masked")
         for call in (
-            lambda: run.logits(["MKT", 3]), lambda: run.attention(["MKT"]), lambda: run.hidden_states(["MKT"], layers=1)
+            lambda: run.logits(["MKT", 3]),
+            lambda: run.attention(["MKT"]),
+            lambda: run.hidden_states(["MKT"], layers=1),
+            lambda: proteinlm.load_run("runs/masked", step="4"),
+            lambda: proteinlm.train("quickstart_causal", "dataset", "runs/new"),
+            lambda: proteinlm.plan("quickstart_causal"),
+            lambda: proteinlm.ingest("sample", "new", held_out="PF04420"),
+            lambda: proteinlm.ingest("sample", "new", families="families.tsv"),
+            lambda: proteinlm.evaluate("runs/masked", "ood"),
+            lambda: proteinlm.evaluate("runs/masked", []),
+            lambda: proteinlm.analyze("runs/masked", parts="maps"),
+            lambda: proteinlm.analyze("runs/masked", parts=["mapps"]),
+            lambda: proteinlm.analyze("runs/masked", layers=0),
+            lambda: proteinlm.report(["runs/masked"]),
         ):
             try:
                 call()
@@ -99,6 +112,17 @@ def test_wrong_types_are_one_sentence(workplace):
         "sequences[1] is int; a sequence is str or bytes.",
         "attention takes one sequence, str or bytes; this is list.",
         "layers is 1; it must be a sequence of layers from 0 to 1, or -2 to -1.",
+        "step is '4'; it must be an integer, 'best' or 'last' (runs/masked: there are 2, 4).",
+        "config is str; it must be a Config: proteinlm.load_config(NAME) gives one.",
+        "config is str; it must be a Config: proteinlm.load_config(NAME) gives one.",
+        "held_out is 'PF04420'; it must be a list: write ['PF04420'].",
+        "families is 'families.tsv'; it must be a list: write ['families.tsv'].",
+        "splits is 'ood'; it must be a list: write ['ood'].",
+        "name at least one split: train, valid, test or ood.",
+        "parts is 'maps'; it must be a list: write ['maps'].",
+        "there is no part 'mapps'; there are maps, kinds, similarity, windows, structure.",
+        "layers is 0; it must be a list: write [0].",
+        "report takes each folder as an argument, report(FOLDER, FOLDER); this is list.",
     ]
 
 

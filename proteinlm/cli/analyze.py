@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -282,6 +282,9 @@ def _check_options(options: Analyze) -> None:
 def _chosen_parts(options: Analyze, run: Run) -> tuple[Part, ...]:
     """Return the named parts, or by default those that fit the run and the options."""
     if options.parts:
+        for part in options.parts:
+            if part not in get_args(Part):
+                raise InputError(f"there is no part {part!r}; there are {', '.join(get_args(Part))}.")
         return tuple(dict.fromkeys(options.parts))
     parts: list[Part] = ["maps", *(("kinds", "similarity") if options.sequences else ())]
     if run.config.batches.form == "concat":

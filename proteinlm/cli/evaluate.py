@@ -33,7 +33,9 @@ class Evaluate:
     Example: proteinlm evaluate runs/causal runs/masked --splits test ood --by residue length --calibration --table
     """
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    runs: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="(required)")
+    ]
     """Folders of runs."""
     splits: tuple[str, ...] = ("test", "ood")
     """Splits to score: train, valid, test, ood."""

@@ -24,7 +24,8 @@ def ingest(arguments: Sequence[str]) -> None:
     families, sources = options.family.families, [*options.sources]
     # The name ./sample still reaches a file of that name in the working folder.
     if "sample" in sources:
-        sources[sources.index("sample")] = os.fspath(data_ingest.SAMPLE / "proteins.fasta.gz")
+        sample = os.fspath(data_ingest.SAMPLE / "proteins.fasta.gz")
+        sources = [sample if source == "sample" else source for source in sources]
         families = (*families, os.fspath(data_ingest.SAMPLE / "pfam.tsv.gz"))
     splits = SplitsConfig(**{**vars(options.split), "held_out": _held_out(options.split.held_out)})
     others = {**vars(options.family), **vars(options.engine), "families": families}

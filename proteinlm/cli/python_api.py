@@ -22,6 +22,23 @@ if TYPE_CHECKING:
 PathLike = str | os.PathLike[str]
 
 
+def _require_lists(**values: Any) -> None:
+    """Refuse one string, path or number where a list is expected: the letters of a string would be its items."""
+    for name, value in values.items():
+        if isinstance(value, str | bytes | os.PathLike | int):
+            raise InputError(f"{name} is {value!r}; it must be a list: write [{value!r}].")
+
+
+def _require_config(config: Any) -> None:
+    """Refuse what is not a config, such as its name."""
+    from proteinlm.config import Config
+
+    if not isinstance(config, Config):
+        raise InputError(
+            f"config is {type(config).__name__}; it must be a Config: proteinlm.load_config(NAME) gives one."
+        )
+
+
 def ingest(
     sources: PathLike | Sequence[PathLike],
     output: PathLike,
@@ -54,8 +71,8 @@ def ingest(
             needs MMseqs2.
         splits: manifest.parquet of a published dataset whose splits are used again.
         name: name of the dataset in TFDS.
-        workers: number of processes; 1 starts none, 0 is one per core. With more than one, a script must have its calls
-            under `if __name__ == "__main__":`, because the processes import it.
+        workers: number of processes; 1 starts none, 0 is one per core (the default of the command). With more than
+            one, a script must have its calls under `if __name__ == "__main__":`, because the processes import it.
         shards: number of files per split; 0 for one per 256 MiB.
 
     Returns:
@@ -76,10 +93,11 @@ def ingest(
     from proteinlm.data.ingest.ingest import ingest as run
     from proteinlm.data.splits.rules import SplitsConfig
 
+    _require_lists(families=families, pfam_hmm=pfam_hmm, held_out=held_out)
     files: list[PathLike] = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
     tables = list(families)
     if "sample" in files:
-        files[files.index("sample")] = SAMPLE / "proteins.fasta.gz"
+        files = [SAMPLE / "proteins.fasta.gz" if file == "sample" else file for file in files]
         tables.append(SAMPLE / "pfam.tsv.gz")
     rules = SplitsConfig(valid=valid, test=test, identity=split_identity, manifest=Path(splits) if splits else None)
     if held_out is not None:
@@ -138,6 +156,7 @@ def train(
 
     Raises:
         InputError: the folder is in use or holds another run, or the loss is no longer finite.
+        Interrupted: SIGTERM or Ctrl-C, after a checkpoint was saved; the same call continues.
 
     Examples:
         >>> config = proteinlm.load_config("quickstart_causal")
@@ -146,6 +165,7 @@ def train(
     """
     from proteinlm.training.train import train as start
 
+    _require_config(config)
     folder = dataset if isinstance(dataset, str | os.PathLike) else dataset.path
     return start(
         config, os.fspath(folder), os.fspath(run),
@@ -173,6 +193,7 @@ def plan(config: "Config", *, topology: str | None = None, rows_per_device: int 
     """
     from proteinlm.training.planning import plan as compile_step
 
+    _require_config(config)
     return compile_step(config, topology, rows_per_device)
 
 
@@ -221,6 +242,7 @@ def evaluate(
 
     from proteinlm.evaluation.evaluate import evaluate_command
 
+    _require_lists(splits=splits, by=by)
     folders = [runs] if isinstance(runs, str | os.PathLike) else runs
     evaluated = evaluate_command(
         [Path(folder) for folder in folders], splits, Path(dataset) if dataset else None, step,
@@ -279,10 +301,10 @@ def analyze(
         >>> summary["kinds"]["split"]
         'train'
     """
-
     from proteinlm.cli.analyze import analyze_run
     from proteinlm.cli.analyze_options import Analyze
 
+    _require_lists(parts=parts, layers=layers, heads=heads, training_structures=training_structures)
     options = Analyze(
         Path(run), tuple(parts), protein, tuple(layers), tuple(heads), sequences, split, blosum, order, windows,
         Path(structure) if structure else None, chain, tuple(map(Path, training_structures)),
@@ -312,4 +334,8 @@ def report(*folders: PathLike, output: PathLike | None = None) -> Path:
 
     if not folders:
         raise InputError("name at least one folder of runs.")
+    for folder in folders:
+        if not isinstance(folder, str | os.PathLike):
+            kind = type(folder).__name__
+            raise InputError(f"report takes each folder as an argument, report(FOLDER, FOLDER); this is {kind}.")
     return write_report(*[Path(folder) for folder in folders], output=Path(output) if output else None)

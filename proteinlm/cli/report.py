@@ -17,7 +17,9 @@ class Report:
     Example: proteinlm report runs/causal runs/masked --output comparison
     """
 
-    folders: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    folders: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="(required)")
+    ]
     """Folders of runs, or folders that contain runs."""
     output: Path | None = None
     """Folder of report.md, curves.png and curves.pdf; by default the named folder, or the one that contains all named

@@ -25,9 +25,10 @@ def train(arguments: Sequence[str]) -> None:
     @dataclass(frozen=True)
     class Train:
         dataset: Path | None = None
-        """Folder of the dataset, as `proteinlm ingest` wrote it."""
+        """Folder of the dataset, as `proteinlm ingest` wrote it; needed except with --dry-run."""
         run: Path | None = None
-        """Folder of the run. A new folder starts a run; the folder of this same run continues it."""
+        """Folder of the run. A new folder starts a run; the folder of this same run continues it.
+        Needed except with --dry-run."""
         scale: Literal["full", "tiny"] = "full"
         """tiny: the same experiment with small sizes, seconds on a laptop. Other options override it."""
         dry_run: bool = False

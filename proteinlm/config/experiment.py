@@ -156,7 +156,7 @@ class Config:
 
     @property
     def causal(self) -> bool:
-        """Whether attention is causal: each token sees only the tokens before it."""
+        """Whether attention is causal: no token sees a later one."""
         return self.objective.kind == "causal"
 
     def to_json(self) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import importlib.util
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def _nearest_field(message: str, module: Any) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def load_config(name: str) -> Config:
+def load_config(name: str | os.PathLike[str]) -> Config:
     """Return the config of a file, or of a name such as "quickstart_causal".
 
     Args:
@@ -41,6 +42,7 @@ def load_config(name: str) -> Config:
     Raises:
         InputError: there is no such file or name (the message has the nearest name), or the file has no valid Config.
     """
+    name = os.fspath(name)
     path = Path(name)
     if not path.is_file():
         stem = path.stem if path.suffix == ".py" else name

@@ -284,6 +284,8 @@ def evaluate_command(
     """
     if not runs:
         raise InputError("name at least one run: proteinlm evaluate RUN...")
+    if not splits:
+        raise InputError("name at least one split: train, valid, test or ood.")
     if (paper or output) and not table:
         raise InputError("--paper and --output change the table over the runs: add --table.")
     breakdowns = find_breakdowns(by)

@@ -33,8 +33,8 @@ class Run:
     protein fills max_length). No residue is masked.
 
     Any number of sequences is accepted; results come in the order of the sequences. Sequences of similar length are
-    batched together, with at most 8,192 tokens in a batch. A result does not depend on the other sequences, except in
-    the last digits of float32.
+    batched together, with at most 8,192 tokens in a batch (a longer protein is a batch alone). A result does not
+    depend on the other sequences, except in the last digits of float32.
 
     Attributes:
         folder: folder of the run.
@@ -146,7 +146,7 @@ class Run:
         """
         if not isinstance(sequence, str | bytes):
             raise InputError(f"attention takes one sequence, str or bytes; this is {type(sequence).__name__}.")
-        name = "the sequence"
+        name = "the protein"
         probe = probe_protein(self.model, _letters(sequence, name), name=name)
         residues = probe.protein.residues
         return np.ascontiguousarray(probe.maps()[:, 0, :, residues, residues])
@@ -177,12 +177,17 @@ class Run:
 
 
 def _letters(sequence: str | bytes, name: str) -> bytes:
-    """Return a sequence as bytes; letters outside Latin-1 become ?, which the alphabet refuses like any other."""
+    """Return a sequence as bytes; errors of type, and of letters outside Latin-1, which no byte stands for."""
     if isinstance(sequence, bytes):
         return sequence
     if not isinstance(sequence, str):
         raise InputError(f"{name} is {type(sequence).__name__}; a sequence is str or bytes.")
-    return sequence.encode("latin-1", "replace")
+    try:
+        return sequence.encode("latin-1")
+    except UnicodeEncodeError as error:
+        letter = sequence[error.start]
+        message = f"{name}: the letter {letter!r} at residue {error.start + 1} is not an amino acid."
+        raise InputError(message) from error
 
 
 @functools.partial(jax.jit, static_argnums=0)

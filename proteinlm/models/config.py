@@ -12,9 +12,9 @@ class ModelConfig:
     """Sizes of a model; the defaults are the Performer paper's regular model (6 layers, 8 heads, 512, MLP 2048).
 
     Attributes:
-        vocab_size: V.
-        num_layers: N.
-        num_heads: H; it must divide embed_dim.
+        vocab_size: V, number of tokens of the alphabet.
+        num_layers: N, number of layers.
+        num_heads: H, number of heads in each layer; it must divide embed_dim.
         embed_dim: F, the width.
         mlp_dim: width inside the feed-forward part. The default is 4 times the default embed_dim, for GEGLU too (the
             "expansion factor of 4" of PolySketchFormer, appendix I), which then has 1.5 times the parameters.

@@ -1,5 +1,6 @@
 """Loading a trained model from the folder of a run: the one way that commands, notebooks and the Python API use."""
 
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -77,6 +78,11 @@ def _number(path: Path, checkpoints: Checkpoints, steps: list[int], step: Step) 
                 f"{path} has no best checkpoint: none was saved with a loss on valid; {there}: name one of them."
             )
         return best
-    if step not in steps:
-        raise InputError(f"{path} has no checkpoint of step {step}; {there}, or best.")
-    return int(step)
+    try:
+        number = operator.index(step)
+    except TypeError as error:
+        raise InputError(f"step is {step!r}; it must be an integer, 'best' or 'last' ({path}: {there}).") from error
+    if number not in steps:
+        best = "" if checkpoints.best() is None else ", or best"
+        raise InputError(f"{path} has no checkpoint of step {number}; {there}{best}.")
+    return number

@@ -136,6 +136,8 @@ def test_what_is_refused_is_named(run):
             compute(["MKT", "A", "MK1"])
         with pytest.raises(InputError, match=r"sequences\[0\]: the letter 'é' at residue 2"):
             compute(["Mé"])
+        with pytest.raises(InputError, match=r"sequences\[1\]: the letter 'α' at residue 3 is not an amino acid"):
+            compute(["M", "MKα"])
     assert run.logits(["A" * limit])[0].shape == (limit, alphabet.SIZE)
     with pytest.raises(InputError, match=rf"sequences\[1\] has {limit + 1} residues.*at most {limit}:"):
         run.logits(["MKT", "A" * (limit + 1)])
@@ -143,7 +145,7 @@ def test_what_is_refused_is_named(run):
     assert run.hidden_states(["A" * read])[0].shape == (1, read, 16)
     with pytest.raises(InputError, match=rf"sequences\[0\] has {read + 1} residues.*at most {read}:"):
         run.hidden_states(["A" * (read + 1)])
-    with pytest.raises(InputError, match=f"the sequence has {read + 1} residues"):
+    with pytest.raises(InputError, match=f"the protein has {read + 1} residues"):
         run.attention("A" * (read + 1))
     for layers in ((2,), (-3,)):
         with pytest.raises(InputError, match="it must be a sequence of layers from 0 to 1, or -2 to -1"):

@@ -50,12 +50,15 @@ class FavorConfig(MechanismConfig):
     Attributes:
         num_features: M, number of rows of the projection; the paper's protein models have 256. Each row gives one
             positive feature, or two hyperbolic or trigonometric ones.
-        features: the estimator; see the top of this file.
-        projection: distribution of the rows; see projections.py.
+        features: the estimator of exp(x.y); hyperbolic features have less variance than positive ones, trigonometric
+            ones can give negative weights (docs/attention.md).
+        projection: distribution of the rows: independent (gaussian), orthogonal, or orthogonal by products that need
+            less memory (hadamard, givens).
         regularized: rows have the norm sqrt(D), so that the kernel is SMREG; not with trigonometric features.
         kernel_epsilon: the paper's stabiliser, added to every feature relative to the largest feature of the same
-            residue; see the top of this file. Trigonometric features have none.
-        min_denominator: for trigonometric features; see the top of this file.
+            residue, so that no row of weights is 0. Trigonometric features have none.
+        min_denominator: trigonometric features only: least distance of a denominator from 0, relative to the largest
+            possible score.
         chunk_size: number of residues in a step of the scan; 0 takes the size that is fast on the backend. It changes
             speed and memory alone.
     """

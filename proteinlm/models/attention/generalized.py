@@ -48,10 +48,11 @@ class GeneralizedConfig(MechanismConfig):
     Attributes:
         function: f, one of the paper's.
         num_features: M, number of rows of the random projection; 0 applies f to queries and keys directly (M = D).
-        projection: distribution of the rows; see projections.py.
+        projection: distribution of the rows: independent (gaussian), orthogonal, or orthogonal by products that need
+            less memory (hadamard, givens).
         kernel_epsilon: added to f; the paper's 1e-3 keeps the denominators of ReLU away from 0.
         renormalize: divide by the sum of the row; without it, weights are the kernel itself and outputs grow with L.
-        min_denominator: for gelu, cos, tanh and identity; see the top of this file.
+        min_denominator: for gelu, cos, tanh and identity: least distance of a denominator from 0.
         chunk_size: number of residues in a step of the scan; 0 takes the size that is fast on the backend. It changes
             speed and memory alone.
     """

@@ -38,7 +38,7 @@ class LinformerConfig(MechanismConfig):
         num_projections: k, number of rows after the projection of keys and values.
         max_length: number of columns of the projections; longer inputs are refused.
         projections: "redrawn": random (`redraw` draws new ones); "learned": trained. All heads share them.
-        delta: for redrawn projections; see the top of this file.
+        delta: for redrawn projections: the one of the values is multiplied by exp(-delta).
         block_size: number of queries in a block; it changes speed and memory alone.
     """
 

@@ -48,8 +48,8 @@ class PolySketchConfig(MechanismConfig):
         local: exact scores inside blocks (section 3.2).
         block_size: b, length of these blocks. If `local`, it is part of the model; otherwise it changes speed alone.
         nonnegative: self-tensoring; without it scores and denominators can have any sign.
-        beta: scores are <LN(q), LN(k)> / beta; None is sqrt(D), see `QKNorm`.
-        min_denominator: if not `nonnegative`, least distance of 1 + sum from 0 (see linear_attention.py).
+        beta: scores are <LN(q), LN(k)> / beta; None is sqrt(D).
+        min_denominator: if not `nonnegative`, least distance of 1 + sum from 0.
     """
 
     kind: ClassVar[str] = "polysketch"

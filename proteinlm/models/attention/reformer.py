@@ -15,8 +15,8 @@ bucket_size that come after it). With rank_i the number of residues of the bucke
 
 A residue without keys in any round attends to itself. A difference of ranks depends on the tokens between the two
 residues alone. So causal attention is strictly causal, padding changes nothing, and the decoding state has a fixed
-size, the last bucket_size keys and values of each bucket. The cost is that of the paper; buckets.py has the sorted
-lists. No residue attends to padding, whose output is 0.
+size, the last bucket_size keys and values of each bucket. The cost is that of the paper; hash_buckets.py has the
+sorted lists. No residue attends to padding, whose output is 0.
 
 Hashes are compared in float32. A query near the border of two buckets may get either of them if a product of another
 shape (a decoding step, another length) rounds differently.
@@ -162,7 +162,7 @@ class ReformerAttention(Attention):
     def _in_rounds(
         self, make_rounds: Callable[..., Rounds], q: Array, k: Array, v: Array, causal: bool, shown: Array
     ) -> Float[Array, "B L H E"]:
-        """Attend; residues are sorted by `make_rounds` of buckets.py, which gets `shown` [N, L] as second argument."""
+        """Attend; `make_rounds` of hash_buckets.py sorts residues; its second argument is `shown` [N, L]."""
         _check_shared(q, k)
         queries, values = _rows(q), _rows(v)
         config, length = self.config, q.shape[1]
