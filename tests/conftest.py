@@ -138,8 +138,8 @@ def make_dataset(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def tiny_runs(tmp_path_factory, tiny_dataset) -> dict[str, Path]:
-    """Three very small trained runs in one folder: causal, masked and concat; each worker has a copy."""
+def trained_runs(tmp_path_factory, tiny_dataset) -> dict[str, Path]:
+    """Three very small trained runs: causal, masked and concat. All tests share them; none may write into them."""
     from proteinlm.config import (
         VOCAB_SIZE,
         BatchesConfig,
@@ -168,7 +168,12 @@ def tiny_runs(tmp_path_factory, tiny_dataset) -> dict[str, Path]:
             )  # fmt: skip
             train(config, tiny_dataset, folder / name)
 
-    # Evaluations and analyses write into a run's folder.
-    own = tmp_path_factory.mktemp("runs")
-    shutil.copytree(made_once(tmp_path_factory, "trained", make), own, dirs_exist_ok=True)
-    return {name: own / name for name in chosen}
+    folder = made_once(tmp_path_factory, "trained", make)
+    return {name: folder / name for name in chosen}
+
+
+@pytest.fixture
+def tiny_runs(tmp_path_factory, trained_runs) -> dict[str, Path]:
+    """A test's own copy of `trained_runs` in one folder: evaluations and analyses write into a run's folder."""
+    folder = tmp_path_factory.mktemp("runs")
+    return {name: shutil.copytree(run, folder / name) for name, run in trained_runs.items()}

@@ -21,11 +21,11 @@ from proteinlm.runs.loading import load_run
 
 
 @pytest.fixture(scope="module")
-def details(tiny_runs, tiny_dataset, tmp_path_factory, with_identities):
+def details(trained_runs, tiny_dataset, tmp_path_factory, with_identities):
     """The folder of a masked run evaluated with everything, on a dataset that has identities."""
     folder = tmp_path_factory.mktemp("details")
     with_identities(folder / "dataset", tiny_dataset)
-    shutil.copytree(tiny_runs["masked"], folder / "masked")
+    shutil.copytree(trained_runs["masked"], folder / "masked")
     evaluate_command(
         [folder / "masked"],
         ("test", "ood"),

@@ -30,8 +30,8 @@ def make_run(tmp_path, model):
 
 
 @pytest.fixture(scope="module", params=["causal", "masked"])
-def run(request, tiny_runs):
-    return load_run(tiny_runs[request.param])
+def run(request, trained_runs):
+    return load_run(trained_runs[request.param])
 
 
 def nll(run, sequence):
