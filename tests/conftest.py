@@ -35,6 +35,7 @@ from report_skips import (  # noqa: F401 (hooks of pytest)
 )
 from sample import sample_records
 from shared_folders import made_once
+from sweeps import pytest_collection_modifyitems  # noqa: F401 (a hook of pytest)
 
 jaxtyping.install_import_hook(["proteinlm.models", "proteinlm.inference", "proteinlm.analysis"], "beartype.beartype")
 write_whole()

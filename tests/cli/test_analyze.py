@@ -96,6 +96,7 @@ def test_a_structure(tiny_runs, tmp_path, capsys):
     assert "Q" in capsys.readouterr().err
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -31,6 +31,7 @@ def into_a_closed_pipe(*arguments, stderr=False, environment=None):
 HELP = [[], ["--version"], *([command, "--help"] for command in COMMANDS)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("arguments", sweep(HELP, [["train", "--help"]]))
 def test_help_into_a_closed_pipe(arguments):
     assert into_a_closed_pipe(*arguments) == (CLOSED_PIPE, "") == (141, "")

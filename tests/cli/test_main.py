@@ -28,6 +28,7 @@ def proteinlm(*arguments, cwd=None):
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("command", sweep(COMMANDS, ["ingest", "evaluate"]))
 def test_each_command_has_a_page_of_help_with_an_example(command):
     done = proteinlm(command, "--help")

@@ -42,6 +42,7 @@ def some_state(train_step):
     return jax.tree_util.tree_map_with_path(make, train_step.abstract_state)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name", sweep(named_configs(), ["quickstart_concat", "sample_masked", "trembl_transformerpp_causal"])
 )

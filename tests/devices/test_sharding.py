@@ -74,6 +74,7 @@ def test_every_layout_gives_the_losses_of_one_device_and_a_smaller_state():
     assert size["one"] / 4 < size["data2_fsdp2_tensor2"] < size["one"] / 3
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", named_configs())
 def test_every_array_of_every_config_has_a_rule(name):
     config = load_config(name)
@@ -81,6 +82,7 @@ def test_every_array_of_every_config_has_a_rule(name):
     specs_of(state, config.model.attention)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_array_of_every_mechanism_has_a_rule(kind):
     attention = mechanism(kind, LENGTH)

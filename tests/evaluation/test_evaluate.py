@@ -50,6 +50,7 @@ def test_each_sequence_alone_gives_the_same_sums(tiny_runs):
         np.testing.assert_array_equal(result.residue_counts[place], counts)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["causal", "masked", "concat"])
 def test_batches_change_no_number(tiny_runs, kind):
     run = load_run(tiny_runs[kind])

@@ -34,6 +34,7 @@ def scores_by(by, splits=("test", "ood"), n=60):
     return scores
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("by", ["residue", "position", "identity", "family"])
 def test_points_and_whiskers_are_the_groups(by):
     scores = scores_by(by)
@@ -76,6 +77,7 @@ def test_a_group_of_one_split_or_without_an_interval_is_still_drawn():
     figure.canvas.draw()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("by", ["residue", "position", "identity", "family"])
 @pytest.mark.parametrize("splits", [("ood",), ("test", "ood")])
 def test_all_text_fits_and_a_split_keeps_its_colour(by, splits):

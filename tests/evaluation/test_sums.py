@@ -56,6 +56,7 @@ def plain_groups(config, model, dataset, split):
     return sums
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["causal", "masked", "concat", "isolated"])
 def test_groups_are_those_of_a_plain_loop_and_add_up_to_the_total(tiny_runs, kind):
     run = load_run(tiny_runs["masked" if kind == "isolated" else kind])

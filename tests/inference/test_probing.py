@@ -30,6 +30,7 @@ def tokens():
     return tokens
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("name", "causal"),
     sweep([(name, causal) for name in DISTINCT for causal in (False, True) if not causal or name in CAUSAL], KINDS),
@@ -47,6 +48,7 @@ def test_probing_equals_the_explicit_matrix(make_model, explicit_maps, tokens, n
         np.testing.assert_allclose(found, expected, atol=tolerance, rtol=0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["softmax", "favor", "generalized"])
 def test_rows_of_tokens_sum_to_one_and_padding_gets_nothing(make_model, tokens, kind):
     found = Probe(make_model(kind, causal=True), tokens).map(1)
@@ -106,6 +108,7 @@ def largest_array(jaxpr):
     return max([*sizes, *inner, 0])
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("name", "causal"),
     sweep([(name, causal) for name in DISTINCT for causal in (False, True) if not causal or name in CAUSAL], KINDS),
@@ -173,6 +176,7 @@ def test_a_fold_sees_every_column_once(make_model, tokens):
     np.testing.assert_allclose(places, whole @ np.arange(LENGTH), atol=1e-4)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("cell", [1, 4])
 def test_pooled_maps_are_means_over_what_can_be_seen(make_model, tokens, causal, cell):

@@ -59,6 +59,7 @@ def test_a_sequence_alone_and_in_a_batch_agree(run):
     np.testing.assert_array_equal(run.logits([b"mkj*"])[0], run.logits(["MKX"])[0])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "reformer"])
 def test_other_sequences_change_nothing_in_any_mechanism(name, tmp_path):
     """Reformer is left out: its hash buckets depend on the padded length, as in training."""

@@ -48,6 +48,7 @@ def assert_decoding_equals_the_whole(model, tolerance):
     return parts, state
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name", sweep([name for name in DISTINCT if name in CAUSAL], ["softmax", "favor", "reformer", "polysketch"])
 )

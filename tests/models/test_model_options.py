@@ -116,6 +116,7 @@ def test_post_norm_shared_keys_and_a_tied_output_by_their_formulas():
     np.testing.assert_array_equal(q, k)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("options", [TRANSFORMERPP, OTHERS], ids=["transformer++", "others"])
 def test_padding_leaves_logits(options, causal):
@@ -144,6 +145,7 @@ def test_gradients_are_finite_and_reach_every_parameter(options):
     assert silent <= {"blocks/key/bias"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("tied_output", [False, True])
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_initial_logits_are_at_most_of_order_one(norm, tied_output):

@@ -28,6 +28,7 @@ def test_draws_at_a_place_are_those_of_jax():
         np.testing.assert_array_equal(residues_at(own, places), expected)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["causal", "masked"])
 @pytest.mark.parametrize("step", [None, 3])
 def test_a_protein_has_one_example_wherever_it_is_packed(kind, step):

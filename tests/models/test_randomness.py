@@ -31,6 +31,7 @@ def test_an_unknown_purpose_is_an_error():
         random_key(0, "luck")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("every", "growth"), sweep([(0, 1.0), (5, 1.0), (7, 1.5), (100, 2.0), (3, 1.01), (1, 1.0000001)], [0, 5, 7])
 )

@@ -82,6 +82,7 @@ def test_scan_equals_a_loop_over_layers():
         np.testing.assert_allclose(k[i], seen[i][1], atol=2e-4)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("name", "causal", "dtype"),
     sweep(
@@ -166,6 +167,7 @@ def test_gradients_are_finite_and_leave_projections_out():
     assert all((x[...] != 0).any() for x in flat.values()), [n for n, x in flat.items() if not (x[...] != 0).any()]
 
 
+@pytest.mark.slow
 def test_rematerialised_layers_give_the_same_gradient():
     gradients = [model_and_gradient(remat)[1] for remat in ("none", "dots", "full")]
     for kept, *again in zip(*map(jax.tree.leaves, gradients), strict=True):

@@ -66,6 +66,7 @@ def test_a_link_to_an_empty_folder_stays_a_link_and_the_folder_is_filled(tmp_pat
     assert [each.name for each in (tmp_path / "disk").iterdir()] == ["data"]
 
 
+@pytest.mark.slow
 def test_an_empty_output_folder_and_missing_parents_are_fine(tmp_path):
     path = source(tmp_path)
     for output in (tmp_path / "empty", tmp_path / "with space" / "and ü"):

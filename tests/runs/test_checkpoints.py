@@ -151,6 +151,7 @@ def two_checkpoints(tmp_path_factory):
     return run
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
@@ -209,6 +210,7 @@ def test_a_damaged_loss_is_said(tmp_path):
 DRAWN = ["favor", "hyperbolic_hadamard", "trigonometric_givens", "polysketch_random", "reformer", "linformer_redrawn"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", DRAWN)
 def test_every_kind_of_draw_comes_back_and_goes_on(tmp_path, name):
     """Matrices, signs, orders and angles of random features, after a redraw, bit for bit; and so do later redraws."""

@@ -85,6 +85,7 @@ def test_which_parameters_decay():
     assert is_decayed(tree) == {"norm": {"scale": False, "bias": False}, "mlp": {"kernel": True}, "embedding": True}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", CASES)
 def test_every_model_decays_its_matrices_alone(name):
     """Normalisations of mechanisms too: what starts as all 0 or all 1 is a bias or a scale, and nothing else is."""

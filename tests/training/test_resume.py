@@ -127,6 +127,7 @@ def poison(monkeypatch, dataset, config, numbers):  # noqa: F811
     monkeypatch.setattr(TrainStep, "_gradient", poisoned)
 
 
+@pytest.mark.slow
 def test_bad_batches_are_skipped_and_leave_no_trace(tmp_path, dataset, unscored, monkeypatch):  # noqa: F811
     config, run = small(num_steps=6, skip_bad_steps=1, keep_checkpoints=9, checkpoint_every=1), tmp_path / "run"
     poison(monkeypatch, dataset, config, (2, 3))

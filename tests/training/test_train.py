@@ -98,6 +98,7 @@ def test_killed_and_resumed_equals_never_stopped(tmp_path, make_dataset, kind, f
     same_state(tmp_path / "whole", tmp_path / "killed")
 
 
+@pytest.mark.slow
 def test_a_step_on_isolated_rows_is_the_step_on_single_ones():
     """Loss and gradient: a batch's are the mean over its tokens, packed or not."""
     experiment = config()
@@ -197,6 +198,7 @@ def test_how_often_to_look_may_change(finished):
     assert train(config(num_steps=4, eval_every=2, keep_checkpoints=1), dataset, run).step == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", ["loss", "parameter_norm"])
 def test_what_is_not_finite_stops_before_it_is_saved(tmp_path, make_dataset, monkeypatch, number):
     dataset = make_dataset(form="single", batches=7, batch_size=BATCH, length=48)

@@ -22,6 +22,7 @@ def structure(tmp_path):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_precisions_are_those_of_the_whole_maps(make_model, structure, tmp_path, causal):
     model = make_model("softmax", causal=causal)

@@ -26,6 +26,7 @@ def test_true_contacts_lie_below_and_predictions_above():
     assert len(panel.patches) == 2
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("text", ["W" * 130, "a word of many " * 12, "1abc.pdb, chain A", "cost $x$ and $y", " "])
 def test_no_title_is_cut_at_the_edge_of_the_image(text):
     coordinates = np.array(hairpin("A" * 30))

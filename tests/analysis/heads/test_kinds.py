@@ -58,6 +58,7 @@ def by_hand(protein, weights, causal):
     }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("kind", "causal"), [("favor", False), ("softmax", True), ("generalized", True)])
 def test_statistics_are_those_of_loops_over_pairs(make_model, explicit_maps, kind, causal):
     options = {"function": "tanh"} if kind == "generalized" else {}

@@ -20,6 +20,7 @@ def undrawn(monkeypatch):
     monkeypatch.setattr(analyze, "save_figure", lambda figure, stem: ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_proteins_maps_are_saved_without_special_tokens(make_model, tmp_path, undrawn, causal):
     model = make_model("favor", causal=causal)
@@ -97,6 +98,7 @@ def test_a_long_protein_is_averaged_over_cells(make_model, tmp_path, undrawn, mo
     np.testing.assert_allclose(saved["attention"][layer, head, 9, 3], whole[36:40, 12:16].mean(), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_four_layers_of_bpt1_bovin_unless_told_otherwise(make_model, tmp_path, undrawn):
     summary = analyze.analyze_protein(probe_protein(make_model("identity", num_layers=5, max_length=128)), tmp_path)
     assert (summary["protein"], summary["num_residues"]) == ("BPT1_BOVIN (P00974)", 100)

@@ -91,6 +91,7 @@ def test_negative_weights_get_a_linear_scale_that_shows_them():
     assert "extremes -0.05" in texts(figure)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("shape", "length"), sweep([((1, 1), 1), ((6, 1), 300), ((1, 8), 5), ((4, 8), 100)], [(1, 1), (6, 1)])
 )
@@ -144,6 +145,7 @@ def test_heads_have_letters_on_both_sides(causal):
     assert axes[0].images[0].norm is not axes[1].images[0].norm
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("cells", "length"), [(100, 100), (40, 400), (300, 300), (1, 1)])
 def test_heads_of_every_length(cells, length):
     figure, axes = map_figures.heads_figure(
@@ -192,6 +194,7 @@ LABELS = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("shape", "length"), [((1, 1), 1), ((2, 1), 58), ((1, 2), 12), ((4, 8), 40)])
 def test_what_attention_figures_say_fits_in_them(shape, length, causal):
@@ -201,6 +204,7 @@ def test_what_attention_figures_say_fits_in_them(shape, length, causal):
     assert NOTE in texts(figure)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("number", "length"), [(1, 1), (1, 160), (3, 12), (3, 40), (2, 100), (2, 150), (5, 30)])
 def test_heads_are_legible_on_a_page(number, length):
     letters = ("MW" * length)[:length]
@@ -216,6 +220,7 @@ def test_heads_are_legible_on_a_page(number, length):
     assert sum(text in ("M", "W") for text in written) == 2 * number * length
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("top", [0.0149, 0.0999, 0.5, 1.0, 3e-5])
 def test_numbers_of_a_short_colour_bar_lie_apart_and_on_it(top):
     maps = np.full((3, 20, 20), top, np.float32)

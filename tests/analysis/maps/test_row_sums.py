@@ -19,6 +19,7 @@ def tokens():
     return tokens
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", KINDS)
 def test_sums_are_those_of_the_explicit_matrix(make_model, explicit_maps, tokens, name):
     model = make_model(attention=mechanism(name, 64), causal=name in CAUSAL)

@@ -163,6 +163,7 @@ def pooled_p(scores, control):
     return stats.t.sf(t, number * (draws - 1))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("draws", "varied"), [(2, 0.0), (4, 0.0), (4, 0.3)])
 def test_without_a_plant_p_values_are_uniform_for_short_and_long_pairs(draws, varied):
     rng = np.random.default_rng(1)

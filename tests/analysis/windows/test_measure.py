@@ -67,6 +67,7 @@ def plainly(model, window):
     return sums, special, relative, counts, profile, np.mean(even, 0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", ["softmax", "favor"])
 def test_streamed_sums_equal_those_of_whole_maps(make_model, tokens, kind, causal):

@@ -346,6 +346,7 @@ def on_disk(tmp_path_factory) -> ProteinDataset:
     return ProteinDataset.open(folder / "dataset")
 
 
+@pytest.mark.few(2)
 @FORMS
 def test_the_dataset_on_disk_gives_the_same_batches(on_disk, config):
     assert on_disk.counts["train"] > 200

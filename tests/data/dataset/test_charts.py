@@ -81,6 +81,7 @@ def test_families_are_shares_and_sizes(statistics):
     ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("draw", [amino_acid_figure, length_figure, family_figure])
 def test_hardly_anything_can_be_drawn_too(draw, tmp_path):
     alone = SplitStatistics()

@@ -106,6 +106,7 @@ def test_versions_spaces_and_a_byte_order_mark(tmp_path):
     assert rows == [(b"P1", b"PF00002;PF00001", b""), (b"P2", b"", b"")]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("size", [1, 7, 1000])
 @given(
     st.lists(

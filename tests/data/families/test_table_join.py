@@ -103,6 +103,7 @@ MEASURED = textwrap.dedent("""
 """)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_table(tmp_path):
     peaks = []
     for rows in (100_000, 500_000):

@@ -164,6 +164,7 @@ def test_one_bucket_and_one_block(few, tmp_path):
     assert_same(sources, tmp_path, IngestConfig(families=tables, workers=1))
 
 
+@pytest.mark.slow
 @needs_beam
 def test_more_buckets_than_records(few, tmp_path):
     (tmp_path / "x.fasta").write_text(">P1\nMKV\n>P2\nMKVA\n")
@@ -177,6 +178,7 @@ def test_steps_travel_to_other_processes(few, tmp_path):
     assert_same(sources, tmp_path, dataclasses.replace(SMALL, families=tables), TWO_PROCESSES)
 
 
+@pytest.mark.slow
 @needs_beam
 def test_relative_names_and_patterns(few, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -107,6 +107,7 @@ def test_killed_with_processes(tmp_path):
     assert "continuing an interrupted ingest: 2 of 2 sources were read" in told[-1]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_costs_nothing_that_is_finished(tmp_path, monkeypatch):
     """As by a system that is out of memory; the same command continues, with one process this time."""
     halves_of_the_sample(tmp_path)
@@ -316,6 +317,7 @@ def test_scratch_of_a_finished_ingest_is_removed(tmp_path, monkeypatch):
     assert (tmp_path / ".out.partial" / "dataset").exists()
 
 
+@pytest.mark.slow
 def test_a_dataset_that_was_removed_is_made_anew(tmp_path, stopped):
     """Also when its ingest was killed while its scratch files were removed, so that all seems to be finished."""
     stopped("write_shard", 7)

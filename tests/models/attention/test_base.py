@@ -17,6 +17,7 @@ def inputs(length):
     return tuple(jnp.ones((2, length, 2, width)) for width in (6, 6, 5))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -85,6 +85,7 @@ def test_the_regularised_kernel_is_a_bessel_function(d):
     assert ratio[8] == pytest.approx({8: 0.753, 64: 0.945, 512: 0.992}[d], abs=6e-4)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("projection", ["gaussian", "orthogonal", "givens", "hadamard"])
 def test_regularised_features_estimate_the_regularised_kernel(projection):
     """x = y = e1 in 8 dimensions: 0.753 of SM. One row's exp(w.z) has as variance SMREG's at 2 z minus its square."""
@@ -192,6 +193,7 @@ def output_and_gradients(attention, q, k, v, causal):
     return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))(q, k, v)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("kind", "size"), [("positive", 0.5), ("positive", 40.0), ("hyperbolic", 40.0)])
 def test_large_queries_and_keys_stay_exact(kind, size, causal):

@@ -50,6 +50,7 @@ def test_features_are_equation_5(function):
         np.testing.assert_allclose(values, expected, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("renormalize", [True, False])
 @pytest.mark.parametrize("function", sweep(FUNCTIONS, ["relu", "cos"]))
 def test_without_projection_or_normalisation(function, renormalize):
@@ -63,6 +64,7 @@ def test_without_projection_or_normalisation(function, renormalize):
     assert_close(found, expected, 2e-4 if function in SIGNED and renormalize else 2e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("function", "causal", "projection"),
     [("relu", False, "hadamard"), ("exp", True, "givens"), ("exp", False, "gaussian"), ("gelu", True, "hadamard")],

@@ -53,6 +53,7 @@ def assert_equal(ours, features, linear_attention, q, k, v):
         np.testing.assert_allclose(found, expected.detach().numpy().transpose(0, 2, 1, 3), rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("projection", ["gaussian", "orthogonal", "hadamard", "givens"])
 def test_favor_is_their_softmax_attention(performer, projection):
     """Without stabilisers, which differ: theirs is relative to all keys' largest feature, ours to each key's own."""

@@ -65,6 +65,7 @@ def some_cotangent(v):
     return jax.random.normal(jax.random.key(9), v.shape)
 
 
+@pytest.mark.few(4)
 @modes
 def test_fast_path_equals_the_reference(name, causal):
     """Values and all gradients; one row padded on the left, one on the right."""
@@ -75,6 +76,7 @@ def test_fast_path_equals_the_reference(name, causal):
     assert_close(found, expected, CASES[name].tolerance)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("length", "chunk"), sweep([(1, 4), (8, 4), (3, 1), (5, 16)], [1, 8]))
 @pytest.mark.parametrize("config", [FavorConfig, GeneralizedConfig])
@@ -86,6 +88,7 @@ def test_every_chunk_size_gives_the_reference(config, length, chunk, causal):
     assert_close(found, expected, 2e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "causal"),
     [
@@ -103,6 +106,7 @@ def test_one_residue_is_a_sequence(name, causal):
     assert_close(found, expected, CASES[name].tolerance)
 
 
+@pytest.mark.few(4)
 @kinds
 def test_bfloat16_inputs_accumulate_in_float32(name, causal):
     """Against the float32 reference of the same rounded inputs: what is left is the rounding of the results, 2^-8."""
@@ -115,6 +119,7 @@ def test_bfloat16_inputs_accumulate_in_float32(name, causal):
     assert_close(found, expected, CASES[name].bfloat16)
 
 
+@pytest.mark.few(4)
 @modes
 def test_one_hot_values_read_the_matrix(name, causal):
     """V = I gives the explicit matrix to 1e-5, V = 1 gives 1, and the first residue of a causal row sees itself."""
@@ -206,6 +211,7 @@ def test_bidirectional_attention_follows_a_permutation(name):
     assert_close([moved], [out[:, order]], 1e-5 if CASES[name].averages else 1e-4)
 
 
+@pytest.mark.few(4)
 @causal_names
 def test_prefill_and_steps_equal_the_parallel_result(name):
     """One row of 9 residues, one of 6 padded to 9 on the left; then 7 more tokens each, one at a time."""

@@ -43,6 +43,7 @@ def test_degree_2_is_exact(causal):
     np.testing.assert_allclose(found, exact(q, k, 2, causal), atol=1e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("learned", [False, True])
 def test_one_block_is_exact_polynomial_attention(learned, causal):
@@ -171,6 +172,8 @@ def test_impossible_settings_are_refused(change, words):
         dataclasses.replace(PolySketchConfig(), **change)
 
 
+@pytest.mark.slow
+@pytest.mark.few(2)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("local", [False, True])
 def test_compiled_memory_of_the_gradient_doubles_with_the_length(local, causal):

@@ -103,6 +103,7 @@ def float64_reference(attention, q, k, v):
     return jax.lax.map(jax.checkpoint(rows), jnp.arange(0, L, ROWS)).reshape(L, -1)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", sweep(MECHANISMS, ["softmax", "favor", "polysketch"]))
 def test_bfloat16_stays_within_one_percent_of_float64(name):
     attention = MECHANISMS[name].build(num_heads=1, head_dim=D, key=jax.random.key(0))
@@ -144,6 +145,7 @@ def test_reformer_sums_bfloat16_in_float32():
     np.testing.assert_allclose(np.asarray(out, np.float64)[0, :, 0, 0], expected, rtol=2**-8)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["relu", "favor", "polysketch", "softmax", "linformer"])
 def test_float16_sums_do_not_overflow(name):
     """65,504 is the largest float16: the sum of 4,096 values of 100 is beyond it, their average is not."""

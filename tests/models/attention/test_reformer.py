@@ -130,6 +130,7 @@ def test_wide_windows_and_many_rounds_are_exact_attention():
     np.testing.assert_allclose(attend(attention, q, v, causal=False), expected, atol=1e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("length", "size", "causal"), [(1, 4, True), (5, 16, False), (37, 9, True)])
 def test_any_length_and_window_give_the_reference(length, size, causal):
     """L = 1; L below the window; L no multiple of the block, 2, and more than two windows in a bucket."""

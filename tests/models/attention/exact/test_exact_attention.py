@@ -82,6 +82,7 @@ def test_any_length_block_and_mask_equals_matrices_by_hand(length, block, causal
     assert_near(in_blocks(*x, kernel, causal, seen, block), by_hand(*x, kernel, causal, seen), 1e-5)
 
 
+@pytest.mark.few(2)
 @kernels
 @pytest.mark.parametrize("causal", [False, True])
 def test_own_backward_pass_equals_automatic_differentiation(kernel, causal):
@@ -107,6 +108,7 @@ def test_own_backward_pass_equals_automatic_differentiation(kernel, causal):
     assert_near(found, [np.asarray(x) for x in plain(q, k, v)], 1e-5)
 
 
+@pytest.mark.few(2)
 @kernels
 @pytest.mark.parametrize("causal", [False, True])
 def test_bfloat16_inputs_are_within_their_rounding_of_float64(kernel, causal):
@@ -174,6 +176,7 @@ def test_causal_attention_skips_the_blocks_above_the_diagonal(causal, blocks):
     assert (len(FORWARD), len(BACKWARD)) == (blocks, blocks)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["softmax", "power_4"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_memory_doubles_when_the_length_doubles(name, causal):

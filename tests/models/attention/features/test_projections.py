@@ -32,6 +32,7 @@ def rows_of(kind, m, d, *, norms="chi", seed=0):
     return np.asarray(draw(jax.random.key(seed)))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("m", "d"), [(3, 8), (8, 8), (16, 8), (21, 8), (5, 1)])
 @pytest.mark.parametrize("kind", ["orthogonal", *STRUCTURED])
 def test_rows_are_orthogonal_within_blocks(kind, m, d):
@@ -53,6 +54,7 @@ def test_a_padded_hadamard_block_has_orthogonal_columns():
     assert (rows**2).sum(1).max() < 8 + 1e-4
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("d", [8, 6])
 @pytest.mark.parametrize("kind", KINDS)
 def test_chi_norms_are_those_of_gaussian_vectors(kind, d):
@@ -69,6 +71,7 @@ def test_regularised_rows_have_the_norm_sqrt_d(kind):
     np.testing.assert_allclose((rows_of(kind, 13, 6, norms="sqrt") ** 2).sum(1), 6.0, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_signs_make_the_directions_uniform():
     """QR as LAPACK gives it has a sign of its own: the mean of its first entry is far from 0."""
     d, n = 6, 4000
@@ -95,6 +98,7 @@ def first_coordinates(kind, m, draws):
     return np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(3), draws)), np.float64)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_features_of_every_kind_estimate_the_exponential_kernel(kind):
     """x = y = e1: exp(x.y) = e. Orthogonal rows vary no more together than iid ones do (Theorem 2)."""
@@ -154,6 +158,7 @@ def numpy_draw(kind, m, d, rng):
     return Givens(order, jnp.asarray(rng.uniform(0, 2 * np.pi, draw.angles.shape), jnp.float32), lengths)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=10, derandomize=True)
 @given(m=st.integers(1, 20), d=st.integers(1, 9), kind=st.sampled_from(STRUCTURED))
 def test_fast_products_equal_dense_ones(m, d, kind):
@@ -172,6 +177,7 @@ def test_fast_products_equal_dense_ones(m, d, kind):
     np.testing.assert_allclose(gradient, np.asarray(cotangent) @ w, atol=2e-5 * m * (1 + np.abs(w).max()))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("width", [1, 2, 32])
 def test_walsh_hadamard_is_scipys_matrix(width):
     x = np.random.default_rng(0).normal(size=(3, width)).astype(np.float32)
@@ -189,6 +195,7 @@ def test_fast_products_never_form_a_matrix(kind):
         assert sum(x.size for x in jax.tree.leaves(draw)) == 4 * 64
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_draws_are_pure_functions_of_the_key(kind):
     one, again, other = (draw_projection(kind, jax.random.key(s), 40, 6) for s in (0, 0, 1))

@@ -71,6 +71,7 @@ def test_products_of_sketches_estimate_powers_with_the_known_variance(degree):
         assert abs((estimates**2).mean() - (mean**2 + variance)) < fourth_moment_noise
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(size=st.integers(1, 9))
 def test_self_tensoring_is_the_square_with_half_the_features(size):

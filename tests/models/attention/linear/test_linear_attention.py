@@ -61,6 +61,7 @@ def test_any_length_and_chunk_equals_pairs_by_hand(length, chunk, causal, with_s
     np.testing.assert_allclose(out, by_hand(q, k, v, causal, mask, with_scale), atol=2e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("feature_map", [plain, scaled])
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_given_state_continues_the_sequence(feature_map, causal):
@@ -148,6 +149,7 @@ def test_state_is_float32_sums_over_values_and_ones():
     np.testing.assert_allclose(state.sums[:, -1], phi.sum(1).reshape(B * H, D), rtol=1e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("with_scale", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_memory_doubles_when_the_length_doubles(with_scale, causal):

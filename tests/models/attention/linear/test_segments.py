@@ -54,6 +54,7 @@ def compiled(name, causal):
     return jax.jit(lambda q, k, v: value_and_gradients(attend, q, k, v))
 
 
+@pytest.mark.few(4)
 @modes
 def test_packed_equals_alone(name, causal):
     """Values and all gradients against the explicit matrix; padding reads 0."""
@@ -80,6 +81,7 @@ def test_a_neighbour_changes_no_bit(name, causal):
         assert (after[0][inside] != before[0][inside]).any() if value == 1e4 else np.isnan(after[0][inside]).all()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("name", "causal"), sweep(PACKED, [("favor", True)]))
 def test_bfloat16(name, causal):
     """Inputs and results are rounded, and nothing between them."""
@@ -90,6 +92,7 @@ def test_bfloat16(name, causal):
     assert_close(found, expected, CASES[name].bfloat16)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     "config",
