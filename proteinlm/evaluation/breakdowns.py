@@ -11,6 +11,7 @@ and the figure follow from the registry.
 import itertools
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -76,22 +77,22 @@ class _Breakdown:
         return -1.0 if math.isnan(group.low) else group.low
 
 
-class TokenBreakdown(_Breakdown):
+class TokenBreakdown(_Breakdown, ABC):
     """A breakdown in which a protein has tokens in many groups."""
 
+    @abstractmethod
     def groups(self, length: int) -> list[Group]:
         """Return the groups; `length` is the number of tokens of the longest row of any batch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def assign(self, tokens: TokenFacts, length: int) -> "Array":
         """Return the index of each token's group, int32 [B, L], in the order of `groups(length)`.
 
         It runs inside jax.jit. Entries of tokens that do not count may have any value.
         """
-        raise NotImplementedError
 
 
-class SequenceBreakdown(_Breakdown):
+class SequenceBreakdown(_Breakdown, ABC):
     """A breakdown in which all counted tokens of a protein are in one group.
 
     Attributes:
@@ -100,13 +101,13 @@ class SequenceBreakdown(_Breakdown):
 
     columns: tuple[str, ...]
 
+    @abstractmethod
     def assign(self, facts: "pa.Table") -> "tuple[np.ndarray, list[Group]]":
         """Return the index of each sequence's group, int [N], and the groups.
 
         Args:
             facts: one row a sequence, from `sequences.sequence_facts`.
         """
-        raise NotImplementedError
 
 
 Breakdown = TokenBreakdown | SequenceBreakdown
