@@ -1,6 +1,5 @@
 """`proteinlm ingest`: the call of the ingest. Its options are in ingest_options.py."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,14 +20,9 @@ def ingest(arguments: Sequence[str]) -> None:
     from proteinlm.data.sources import releases
     from proteinlm.data.splits.rules import SplitsConfig
 
-    families, sources = options.family.families, [*options.sources]
-    # The name ./sample still reaches a file of that name in the working folder.
-    if "sample" in sources:
-        sample = os.fspath(data_ingest.SAMPLE / "proteins.fasta.gz")
-        sources = [sample if source == "sample" else source for source in sources]
-        families = (*families, os.fspath(data_ingest.SAMPLE / "pfam.tsv.gz"))
+    sources, families = data_ingest.with_sample(options.sources, options.family.families)
     splits = SplitsConfig(**{**vars(options.split), "held_out": _held_out(options.split.held_out)})
-    others = {**vars(options.family), **vars(options.engine), "families": families}
+    others = {**vars(options.family), **vars(options.engine), "families": tuple(families)}
     config = IngestConfig(splits, name=options.name, **others)
     for option, files in (("--families", config.families), ("--pfam-hmm", config.profiles)):
         if not sources and options.release.release is None and len(files) > 1:

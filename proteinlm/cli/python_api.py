@@ -89,22 +89,17 @@ def ingest(
     from dataclasses import replace
 
     from proteinlm.data.ingest.config import IngestConfig
-    from proteinlm.data.ingest.ingest import SAMPLE
     from proteinlm.data.ingest.ingest import ingest as run
+    from proteinlm.data.ingest.ingest import with_sample
     from proteinlm.data.splits.rules import SplitsConfig
 
     _require_lists(families=families, pfam_hmm=pfam_hmm, held_out=held_out)
-    files: list[PathLike] = [sources] if isinstance(sources, str | os.PathLike) else list(sources)
-    tables = list(families)
-    if "sample" in files:
-        files = [SAMPLE / "proteins.fasta.gz" if file == "sample" else file for file in files]
-        tables.append(SAMPLE / "pfam.tsv.gz")
+    files, tables = with_sample([sources] if isinstance(sources, str | os.PathLike) else list(sources), families)
     rules = SplitsConfig(valid=valid, test=test, identity=split_identity, manifest=Path(splits) if splits else None)
     if held_out is not None:
         rules = replace(rules, held_out=tuple(held_out))
-    paths = tuple(os.fspath(table) for table in tables)
     profiles = tuple(os.fspath(file) for file in pfam_hmm)
-    config = IngestConfig(rules, paths, profiles=profiles, name=name, workers=workers, shards=shards)
+    config = IngestConfig(rules, tuple(tables), profiles=profiles, name=name, workers=workers, shards=shards)
     run(files, output, config)
     return open_dataset(output)
 

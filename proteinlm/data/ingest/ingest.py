@@ -24,6 +24,19 @@ SAMPLE = Path(__file__).parents[1] / "sample"
 """Folder of the sample: 4,509 real proteins and their families, part of this package."""
 
 
+def with_sample(
+    sources: Sequence[str | os.PathLike[str]], families: Sequence[str | os.PathLike[str]]
+) -> tuple[list[str], list[str]]:
+    """Return sources and family tables as text, with the files of the package for the source "sample".
+
+    A Path("sample") or the text ./sample still reaches a file of that name in the working folder.
+    """
+    proteins, pfam = os.fspath(SAMPLE / "proteins.fasta.gz"), os.fspath(SAMPLE / "pfam.tsv.gz")
+    files = [proteins if source == "sample" else os.fspath(source) for source in sources]
+    tables = [os.fspath(table) for table in families]
+    return files, [*tables, pfam] if "sample" in sources else tables
+
+
 def ingest(
     sources: Sequence[str | os.PathLike],
     output: str | os.PathLike,
